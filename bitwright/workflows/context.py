@@ -1,0 +1,50 @@
+"""What every stage of a run is given."""
+
+from dataclasses import dataclass
+
+from bitwright.engine.model_file import ModelFile
+from bitwright.engine.session import SessionOptions
+from bitwright.workflows.progress import Reporter
+from bitwright.workflows.run_folder import RunFolder
+from bitwright.workflows.spec import WorkflowSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """One run: the checked workflow, the model, the folder and how to compute.
+
+    ``write`` is False in library use that only wants the numbers.
+    """
+
+    spec: WorkflowSpec
+    name: str
+    model: ModelFile
+    folder: RunFolder
+    options: SessionOptions
+    reporter: Reporter
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Target first, then the others in the workflow's order."""
+        target = self.spec.target
+        return (target, *(c for c in self.spec.corpora if c != target))
+
+    @property
+    def baseline(self) -> str:
+        """The stock type that the budget is compared with."""
+        return self.spec.baseline or self.spec.rivals[0]
+
+    def engine_key(self) -> dict[str, object]:
+        """What of the engine can change a result.
+
+        Threads are left out: llama.cpp's results are identical across thread counts here.
+        """
+        from bitwright.workflows.run_folder import versions
+
+        return {
+            "llama-cpp-python": versions()["llama-cpp-python"],
+            "n_ctx": self.options.n_ctx,
+            "gpu_layers": self.options.gpu_layers,
+            "working_type": self.options.working_type,
+            "flash_attn": self.options.flash_attn,
+        }

@@ -1,0 +1,143 @@
+"""A workflow file: one TOML, checked once, at load; every path resolved against it."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from bitwright.content import content_dir, find_content
+from bitwright.errors import ConfigError
+
+SCHEMA_VERSION = 1
+
+Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Mix = dict[str, Share]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ImatrixMixes(_Strict):
+    """Shares by tokens of each category, for the two imatrices that are compared."""
+
+    general: Mix = {"general": 1.0}
+    task: Mix
+
+
+class DamageSettings(_Strict):
+    """How each tensor's damage is probed."""
+
+    probe_type: str = "Q2_K"
+
+
+class EngineSettings(_Strict):
+    """What is computed in; both belong to the result's key."""
+
+    n_ctx: Annotated[int, Field(ge=32, le=1 << 20)] = 512
+    working_type: Literal["auto", "file", "F32", "F16", "BF16"] = "auto"
+
+
+class WorkflowSpec(_Strict):
+    """The whole workflow, as read.
+
+    ``chunks`` overrides how many chunks of ``n_ctx`` tokens each split of each category gets;
+    the recipes' own numbers hold otherwise.
+    """
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
+    description: str = ""
+    target: str
+    budget: str | int
+    ladder: str = "K"
+    baseline: str = ""
+    rivals: tuple[str, ...] = ()
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    corpora: dict[str, str]
+    imatrix: ImatrixMixes
+    damage: DamageSettings = DamageSettings()
+    chunks: dict[str, Annotated[int, Field(gt=0)]] = {}
+    pins: dict[str, str] = {}
+    engine: EngineSettings = EngineSettings()
+
+    @field_validator("chunks")
+    @classmethod
+    def _known_splits(cls, value: dict[str, int]) -> dict[str, int]:
+        unknown = sorted(set(value) - {"calibrate", "probe", "select", "report"})
+        if unknown:
+            raise ValueError(f"unknown split {unknown[0]!r}: calibrate, probe, select or report")
+        return value
+
+    @model_validator(mode="after")
+    def _categories_exist(self) -> "WorkflowSpec":
+        needed = {self.target: "target"}
+        for name, mix in (("general", self.imatrix.general), ("task", self.imatrix.task)):
+            needed.update(dict.fromkeys(mix, f"imatrix.{name}"))
+        for category, where in needed.items():
+            if category not in self.corpora:
+                raise ValueError(
+                    f"{where} names the category {category!r}, which [corpora] does not define"
+                )
+        return self
+
+
+def load_workflow(name: str | Path) -> tuple[WorkflowSpec, str]:
+    """The checked spec and the workflow's name.
+
+    Recipe paths are made absolute (against the workflow's folder); built-in names stay names.
+
+    Raises:
+        ConfigError: no such workflow, not TOML, or a key or value that is not allowed.
+    """
+    path = find_content("workflows", name)
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name} is not valid TOML: {error}") from None
+    try:
+        spec = WorkflowSpec.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{path.name}: {first_problem(error)}") from None
+    corpora = {c: _resolve(recipe, path.parent) for c, recipe in spec.corpora.items()}
+    return spec.model_copy(update={"corpora": corpora}), path.stem
+
+
+def _resolve(recipe: str, folder: Path) -> str:
+    return str((folder / recipe).resolve()) if recipe.endswith(".toml") else recipe
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first complaint of pydantic as one sentence: where, and what."""
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"]) or "the file"
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {where!r}: remove it, or check its spelling"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}"
+
+
+def list_workflows() -> list[tuple[str, str]]:
+    """(name, description) of each built-in workflow."""
+    found = []
+    for path in sorted(content_dir("workflows").glob("*.toml")):
+        found.append((path.stem, load_workflow(path)[0].description))
+    return found
+
+
+def copy_workflow(name: str, destination: Path) -> Path:
+    """Copy a built-in workflow to edit it; an existing file is left alone.
+
+    Raises:
+        ConfigError: no such workflow, or the destination exists.
+    """
+    source = find_content("workflows", name)
+    target = destination / source.name if destination.is_dir() else destination
+    if target.suffix != ".toml":
+        raise ConfigError(f"{target} must end in .toml, so that bitwright run takes it")
+    if target.exists():
+        raise ConfigError(f"{target} exists already: remove it or choose another name")
+    if not target.parent.is_dir():
+        raise ConfigError(f"the folder {target.parent} does not exist: make it first")
+    target.write_bytes(source.read_bytes())
+    return target
