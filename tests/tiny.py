@@ -216,6 +216,7 @@ def _avoid_expert(weights: dict[str, np.ndarray], expert: int) -> None:
         if "attn_output" in name or "ffn_down" in name:
             values[..., 0, :] = 0.0
         elif "ffn_gate_inp" in name:
+            values[:, 0] = 0.0
             values[expert] = 0.0
             values[expert, 0] = -ROUTED_AWAY
 

@@ -22,8 +22,9 @@ IQ = (
 # Types whose search has no useful default weights: llama.cpp refuses them without an imatrix.
 NEED_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
 
-# Types of the pinned build that the gguf package does not list: name → (id, block, bytes).
-NOT_IN_GGUF = {"Q2_0": (42, 64, 18)}
+# Where the gguf package lacks a type of the pinned build, or sizes it otherwise than the library
+# does: name → (id, block, bytes).
+CORRECTIONS = {"Q8_1": (9, 32, 36), "Q2_0": (42, 64, 18)}
 
 # What llama.cpp takes instead when the row length is no multiple of the block
 # (tensor_type_fallback in src/llama-quant.cpp); F16 when that does not fit either.
@@ -71,7 +72,7 @@ def _build_table() -> Mapping[str, TensorType]:
     sizes = {t.name: (int(t), *gguf.GGML_QUANT_SIZES[t]) for t in gguf.GGMLQuantizationType}
     table = {
         name: TensorType(name, number, block, block_bytes, _family(name), name in NEED_IMATRIX)
-        for name, (number, block, block_bytes) in (NOT_IN_GGUF | sizes).items()
+        for name, (number, block, block_bytes) in (sizes | CORRECTIONS).items()
     }
     return MappingProxyType(dict(sorted(table.items(), key=lambda item: item[1].id)))
 

@@ -148,7 +148,8 @@ def weight_name(raw: bytes) -> str:
 
 def squares(rows: NDArray[np.float32]) -> NDArray[np.float64]:
     """Sum of squares of each column of (rows, n)."""
-    return np.einsum("ij,ij->j", rows, rows).astype(np.float64)
+    sums: NDArray[np.float64] = np.einsum("ij,ij->j", rows, rows).astype(np.float64)
+    return sums
 
 
 def read_tensor(address: int) -> NDArray[np.float32] | NDArray[np.int32]:

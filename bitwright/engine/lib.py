@@ -19,10 +19,10 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import llama_cpp
-from llama_cpp import llama_cpp as llama
 
 from bitwright.errors import EngineError
 
+llama: Any = llama_cpp.llama_cpp  # the package's own ctypes prototypes and structs
 P = ctypes.c_void_p
 MAX_NAME = 64
 LOG_ERROR = 4
@@ -191,31 +191,42 @@ def check_parameter_structs() -> None:
     model = llama.llama_model_default_params()
     _expect(
         "llama_model_params",
-        (model.n_gpu_layers, model.split_mode, model.load_mode, model.main_gpu, model.vocab_only)
-        + (model.use_extra_bufts, model.no_host, model.no_alloc, model.load_mtp),
-        (-1, 1, -1, 0, False, True, False, False, False),
+        [model.n_gpu_layers, model.split_mode, model.load_mode, model.lazy_mode, model.main_gpu],
+        [-1, 1, -1, 1, 0],
+    )
+    _expect(
+        "the end of llama_model_params",
+        [model.vocab_only, model.use_extra_bufts, model.no_host, model.no_alloc, model.load_mtp],
+        [False, True, False, False, False],
     )
     context = llama.llama_context_default_params()
     _expect(
         "llama_context_params",
-        (context.n_ctx, context.n_batch, context.n_ubatch, context.n_seq_max)
-        + (context.flash_attn_type, context.yarn_ext_factor, context.defrag_thold)
-        + (context.type_k, context.type_v, context.embeddings, context.offload_kqv)
-        + (context.no_perf, context.op_offload, context.swa_full, context.kv_unified),
-        (512, 2048, 512, 1, -1, -1.0, -1.0, 1, 1, False, True, True, True, True, False),
+        [context.n_ctx, context.n_batch, context.n_ubatch, context.n_seq_max],
+        [512, 2048, 512, 1],
+    )
+    _expect(
+        "the middle of llama_context_params",
+        [context.flash_attn_type, context.defrag_thold, context.type_k, context.type_v],
+        [-1, -1.0, 1, 1],
+    )
+    _expect(
+        "the end of llama_context_params",
+        [context.embeddings, context.offload_kqv, context.no_perf, context.kv_unified],
+        [False, True, True, False],
     )
     quantize = llama.llama_model_quantize_default_params()
     _expect(
         "llama_model_quantize_params",
-        (quantize.nthread, quantize.ftype, quantize.quantize_output_tensor, quantize.dry_run)
-        + (bool(quantize.imatrix), bool(quantize.tt_overrides), quantize.max_buf_size),
-        (0, 7, True, False, False, False, 8 << 30),
+        [quantize.nthread, quantize.ftype, quantize.quantize_output_tensor, quantize.dry_run],
+        [0, 7, True, False],
     )
+    _expect("the end of llama_model_quantize_params", quantize.max_buf_size, 8 << 30)
     traits = type_traits(12).contents
     _expect(
         "ggml_type_traits",
-        (traits.type_name, traits.block_size, traits.type_size, traits.is_quantized),
-        (b"q4_K", 256, 144, True),
+        [traits.type_name, traits.block_size, traits.type_size, traits.is_quantized],
+        [b"q4_K", 256, 144, True],
     )
 
 
@@ -233,12 +244,13 @@ def check_tensor_struct() -> None:
         set_name(weight, b"layout")
         view, product = view_1d(context, weight, 8, 64), mul_mat(context, weight, x)
         w, v, y = (Tensor.from_address(address) for address in (weight, view, product))
+        _expect("ggml_tensor", [w.type, w.name, w.view_src], [1, b"layout", None])
+        _expect("ggml_tensor", [*w.ne, *w.nb], [32, 5, 1, 1, 2, 64, 320, 320])
+        _expect("ggml_tensor of a view", [v.view_src, v.view_offs], [weight, 64])
         _expect(
-            "ggml_tensor",
-            (w.type, w.name, list(w.ne), list(w.nb), w.view_src, v.view_src, v.view_offs)
-            + (op_name(y.op), y.src[0], y.src[1], y.src[2], list(y.ne)),
-            (1, b"layout", [32, 5, 1, 1], [2, 64, 320, 320], None, weight, 64)
-            + ("MUL_MAT", weight, x, None, [5, 3, 1, 1]),
+            "ggml_tensor of an operation",
+            [op_name(y.op), *y.src[:3], *y.ne],
+            ["MUL_MAT", weight, x, None, 5, 3, 1, 1],
         )
     finally:
         free(context)

@@ -88,6 +88,16 @@ def _refusal(path: Path, arch: str, log: lib.LogCapture) -> str:
     )
 
 
+def check_decodes(loaded: LoadedModel, model: ModelFile) -> None:
+    """Refuse a model that does not predict next tokens (InputError)."""
+    if not loaded.decodes:
+        raise InputError(
+            f"{model.path.name} (architecture '{model.arch}') is not a decoder-only language "
+            "model, and only those predict the next token that KLD is measured on; give a causal "
+            "language model"
+        )
+
+
 def check_loadable(model: ModelFile) -> None:
     """Refuse a model that llama.cpp would not load, without reading its weights.
 
@@ -95,12 +105,7 @@ def check_loadable(model: ModelFile) -> None:
     unknown architecture, missing or misshapen tensors and missing hyperparameters.
     """
     with LoadedModel(model, no_alloc=True) as loaded:
-        if not loaded.decodes:
-            raise InputError(
-                f"{model.path.name} (architecture '{model.arch}') is not a decoder-only language "
-                "model, and only those predict the next token that KLD is measured on; give a "
-                "causal language model"
-            )
+        check_decodes(loaded, model)
 
 
 class DecodeContext:
@@ -150,7 +155,7 @@ class DecodeContext:
                 return False
             try:
                 return watcher(address, ask)
-            except BaseException as failure:
+            except BaseException as failure:  # noqa: BLE001 - kept, raised after the decode
                 self._failure = failure
                 return False
 

@@ -1,5 +1,6 @@
 """From what the user typed to a file on disk: the embedded demo, a hub file, or a path."""
 
+import os
 import re
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def locate(spec: str | Path, *, revision: str | None = None) -> Path:
     if isinstance(spec, str) and spec.startswith("hf:"):
         return _from_hub(spec, revision)
     path = Path(spec)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - unlike Path.is_dir, never raises (too long a name)
         raise InputError(f"{path} is a folder: name one of its models{_candidates(path)}")
     return path
 

@@ -104,12 +104,13 @@ class ModelFile:
         return default if entry is None else entry.value
 
     def sha256(self) -> str:
-        """Hash of the contents of all shards, in order."""
-        digest = hashlib.sha256()
+        """Hash of the file; of several shards, the hash of their hashes in order."""
+        digests = []
         for shard in self.shards:
             stat = shard.path.stat()
-            digest.update(_file_sha256(shard.path, stat.st_size, stat.st_mtime_ns))
-        return digest.hexdigest()
+            digests.append(_file_sha256(shard.path, stat.st_size, stat.st_mtime_ns))
+        whole = digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
+        return whole.hex()
 
 
 @lru_cache(maxsize=64)

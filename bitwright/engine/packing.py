@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitwright.engine import lib
-from bitwright.engine.ggml_types import row_bytes, tensor_type
+from bitwright.engine.ggml_types import BLOCK32, FLOAT, IQ, K, row_bytes, tensor_type
 from bitwright.engine.gguf_file import TensorInfo
 from bitwright.engine.imatrix_file import Imatrix
 from bitwright.engine.model_file import ModelFile
+from bitwright.engine.tensors import HEADS
 from bitwright.errors import EngineError, InputError
 
 Bytes = NDArray[np.uint8]
@@ -32,12 +33,7 @@ DIGEST_BYTES = 16
 PACK_VERSION = 1
 
 # What ggml_quantize_chunk can write; it kills the process on any other type.
-PACKABLE = frozenset(
-    "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K TQ1_0 TQ2_0 MXFP4 "
-    "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS".split()
-)
-# Read as rows or multiplied once: llama.cpp asks no imatrix for them at any type.
-IMATRIX_EXEMPT = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "output.weight"})
+PACKABLE = frozenset({*FLOAT, *BLOCK32, *K, *IQ, "TQ1_0", "TQ2_0", "MXFP4"})
 
 
 def quantize_rows(values: Floats, type_name: str, importance: Floats | None = None) -> Bytes:
@@ -45,7 +41,7 @@ def quantize_rows(values: Floats, type_name: str, importance: Floats | None = No
 
     `importance` (n_per_row,) weighs the columns' squared errors. Raises InputError for a type that
     cannot be written, does not fit the row, or needs importance; EngineError when ggml's own check
-    finds the result broken (NaN or infinite weights).
+    finds the result broken.
     """
     kind = tensor_type(type_name)
     if kind.name not in PACKABLE:
@@ -102,10 +98,18 @@ def row_slices(info: TensorInfo) -> Iterator[tuple[int, int, int]]:
 def convert_rows(
     raw: Bytes, info: TensorInfo, first: int, rows: int, type_name: str, importance: Floats | None
 ) -> Bytes:
-    """Rows first … first+rows of a tensor's bytes `raw`, from its file type to `type_name`."""
+    """Rows first … first+rows of a tensor's bytes `raw`, from its file type to `type_name`.
+
+    InputError when they hold NaN or infinite weights: some packers turn those into zeros.
+    """
     stride = row_bytes(info.type, info.n_per_row)
     source = raw[first * stride : (first + rows) * stride]
     values = to_float32(source, info.type, rows * info.n_per_row)
+    if not np.isfinite(values).all():
+        raise InputError(
+            f"{info.name} holds NaN or infinite weights (rows {first} to {first + rows - 1}): the "
+            "model file is damaged; get it again"
+        )
     return quantize_rows(values.reshape(rows, info.n_per_row), type_name, importance)
 
 
@@ -164,23 +168,31 @@ class Packer:
     def importance(self, name: str, type_name: str) -> Floats | None:
         """Importance (n_matrices, n_per_row) for packing, None for none; InputError if needed."""
         info = self.model.tensor(name)
-        found = None if self.imatrix is None else self.imatrix.importance(name)
-        shape = (info.n_matrices, info.n_per_row)
-        if found is not None and found.shape != shape:
-            raise InputError(
-                f"the imatrix has {found.shape} values for {name}, the tensor needs {shape}: it "
-                "was made for another model"
-            )
+        found = self._data(info)
         kind = tensor_type(type_name)
         if found is not None or not kind.needs_imatrix:
             return found
-        if name not in IMATRIX_EXEMPT:
+        if name not in HEADS:
             raise InputError(
                 f"{name} at {kind.name} needs an imatrix and there is no data for this tensor; "
                 "give an imatrix that covers it, or a type of 3 bits or more such as Q3_K"
             )
         # llama.cpp allows these tensors without data, but ggml itself does not: neutral weights.
-        return np.ones(shape, np.float32) if lib.quantize_requires_imatrix(kind.id) else None
+        if lib.quantize_requires_imatrix(kind.id):
+            return np.ones((info.n_matrices, info.n_per_row), np.float32)
+        return None
+
+    def _data(self, info: TensorInfo) -> Floats | None:
+        """The imatrix's means for the tensor; InputError when they are of another size."""
+        entry = None if self.imatrix is None else self.imatrix.entries.get(info.name)
+        if self.imatrix is None or entry is None:
+            return None
+        if entry.sums.size != info.n_matrices * info.n_per_row:
+            raise InputError(
+                f"the imatrix has {entry.sums.size} values for {info.name}, the tensor needs "
+                f"{info.n_matrices} × {info.n_per_row}: it was made for another model"
+            )
+        return self.imatrix.importance(info.name, info.n_per_row)
 
     def relative_error(self, name: str, type_name: str, *, max_rows: int = ERROR_ROWS) -> float:
         """Σ importance·(w−ŵ)² / Σ importance·w² over at most `max_rows` evenly spread rows.
@@ -188,7 +200,7 @@ class Packer:
         Without data for the tensor the importance is one everywhere. 0.0 for an all-zero tensor.
         """
         info = self.model.tensor(name)
-        found = None if self.imatrix is None else self.imatrix.importance(name)
+        found = self._data(info)
         ones = np.ones(info.n_per_row, np.float32)
         rows_per_matrix = info.n_rows // info.n_matrices
         count = min(max_rows, info.n_rows)

@@ -77,9 +77,7 @@ class Tokenizer:
         size = 16 * len(tokens) + 64
         for _ in range(2):
             buffer = ctypes.create_string_buffer(size)
-            n = llama.llama_detokenize(
-                self._vocab, pointer, len(tokens), buffer, size, False, True
-            )
+            n = llama.llama_detokenize(self._vocab, pointer, len(tokens), buffer, size, False, True)
             if n >= 0:
                 return buffer.raw[:n].decode("utf-8", errors="replace")
             size = -n

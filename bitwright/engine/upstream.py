@@ -29,7 +29,9 @@ FTYPES: Mapping[str, int] = MappingProxyType(
     | {"IQ2_XXS": 19, "IQ2_XS": 20, "IQ2_S": 28, "IQ2_M": 29, "IQ3_XXS": 23, "IQ3_XS": 22}
     | {"IQ3_S": 26, "IQ3_M": 27, "IQ4_NL": 25, "IQ4_XS": 30}
 )
-ALIASES: Mapping[str, str] = MappingProxyType({"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"})
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+)
 
 # llama_ftype_get_default_type, where it is not the name without its size letter.
 _DEFAULT_TYPES = {"IQ3_XS": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S", "IQ3_M": "IQ3_S"}

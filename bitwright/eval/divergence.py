@@ -108,16 +108,18 @@ def score_layouts(
         Subject(c.label, _candidate_key(c), partial(_layout_applied, session, c))
         for c in candidates
     ]
-    session.restore_all()
-    return score_subjects(
-        session,
-        subjects,
-        chunks_by_category,
-        memory_bytes=memory_bytes,
-        store=store,
-        key=key,
-        progress=progress,
-    )
+    try:
+        return score_subjects(
+            session,
+            subjects,
+            chunks_by_category,
+            memory_bytes=memory_bytes,
+            store=store,
+            key=key,
+            progress=progress,
+        )
+    finally:
+        session.restore_all()
 
 
 def score_subjects(
@@ -165,6 +167,8 @@ def plan_blocks(chunks_by_category: Chunks, n_vocab: int, memory_bytes: int) -> 
     used_bytes = 0
     for chunk in (c for chunks in chunks_by_category.values() for c in chunks):
         size_bytes = 4 * n_vocab * len(chunk.rows())
+        if size_bytes == 0:
+            continue  # nothing to score, and a forward pass without rows is refused
         if not groups or used_bytes + size_bytes > memory_bytes:
             groups.append([])
             used_bytes = 0
@@ -199,11 +203,9 @@ def forward(session: Session, chunk: Chunk) -> NDArray[np.float32]:
 
 @contextmanager
 def _layout_applied(session: Session, candidate: Candidate) -> Iterator[Forward]:
-    try:
-        session.apply(candidate.layout, candidate.packer)
-        yield partial(forward, session)
-    finally:
-        session.restore_all()
+    # Left in place: the next layout changes only what differs, the next reference restores.
+    session.apply(candidate.layout, candidate.packer)
+    yield partial(forward, session)
 
 
 @dataclass(slots=True)
@@ -215,6 +217,8 @@ class _Counter:
     done: int = 0
 
     def advance(self, n: int, label: str) -> None:
+        if n == 0:
+            return
         self.done += n
         if self.progress is not None:
             self.progress(self.done, self.total, label)
@@ -238,6 +242,7 @@ def _score_block(
             found[label] = loaded
     missing = [s for s in subjects if s.label not in found]
     references: list[Reference] = []
+    session.restore_all()
     for chunk in block.chunks if missing else ():
         references.append(make_reference(forward(session, chunk), chunk.targets()))
         counter.advance(1, "reference")

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,6 @@ def score_file(
     check_same_vocabulary(session.model, model)
     chosen = options or SessionOptions(working_type="file")
     subject = Subject(label or model.name, model.sha256(), partial(_file_opened, model, chosen))
-    session.restore_all()
     return score_subjects(
         session,
         [subject],
@@ -90,9 +90,8 @@ def verify_written(
 
     0.0 means bit for bit the same. The session ends restored.
     """
-    session.restore_all()
-    session.apply(layout, packer)
     try:
+        session.apply(layout, packer)
         planned = forward(session, chunk).copy()
     finally:
         session.restore_all()
@@ -102,13 +101,19 @@ def verify_written(
 
 
 def _vocabulary(model: ModelFile) -> dict[str, object]:
-    """What decides the tokens of a text, most telling first."""
+    """What decides the meaning of token ids, most telling first.
+
+    The chat template stays out: others may have corrected it, and it changes no probability of
+    given tokens.
+    """
+    tokens = model.shards[0].kv["tokenizer.ggml.tokens"].raw
     with Tokenizer(model) as tokenizer:
         return {
             "vocabulary size": tokenizer.n_vocab,
+            "kind of tokenizer": model.meta("tokenizer.ggml.model"),
             "BOS token": tokenizer.bos_id,
             "rule to add BOS": tokenizer.adds_bos,
-            "tokenizer (sha256)": tokenizer.fingerprint(),
+            "token list (sha256)": sha256(tokens).hexdigest(),
         }
 
 

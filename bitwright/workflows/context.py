@@ -5,16 +5,13 @@ from dataclasses import dataclass
 from bitwright.engine.model_file import ModelFile
 from bitwright.engine.session import SessionOptions
 from bitwright.workflows.progress import Reporter
-from bitwright.workflows.run_folder import RunFolder
+from bitwright.workflows.run_folder import RunFolder, versions
 from bitwright.workflows.spec import WorkflowSpec
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """One run: the checked workflow, the model, the folder and how to compute.
-
-    ``write`` is False in library use that only wants the numbers.
-    """
+    """One run: the checked workflow, the model, the folder and how to compute."""
 
     spec: WorkflowSpec
     name: str
@@ -22,6 +19,7 @@ class RunContext:
     folder: RunFolder
     options: SessionOptions
     reporter: Reporter
+    keep_split: bool = False
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -29,18 +27,11 @@ class RunContext:
         target = self.spec.target
         return (target, *(c for c in self.spec.corpora if c != target))
 
-    @property
-    def baseline(self) -> str:
-        """The stock type that the budget is compared with."""
-        return self.spec.baseline or self.spec.rivals[0]
-
     def engine_key(self) -> dict[str, object]:
         """What of the engine can change a result.
 
         Threads are left out: llama.cpp's results are identical across thread counts here.
         """
-        from bitwright.workflows.run_folder import versions
-
         return {
             "llama-cpp-python": versions()["llama-cpp-python"],
             "n_ctx": self.options.n_ctx,

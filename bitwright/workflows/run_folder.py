@@ -20,29 +20,11 @@ import numpy as np
 
 from bitwright import __version__
 from bitwright.corpora.records import Chunk
+from bitwright.engine.atomic import write_atomic
 from bitwright.errors import StorageError
 
 SCHEMA_VERSION = 1  # 2026-11-29: first layout of the run folder
 METRICS_VERSION = 1  # 2026-11-29: KLD on scored spans, bootstrap over documents
-
-
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write, fsync and rename in the same folder.
-
-    Raises:
-        StorageError: the folder is missing, full or read-only.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    payload = data.encode() if isinstance(data, str) else data
-    try:
-        with temporary.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def to_json(value: object) -> str:
@@ -56,7 +38,7 @@ def key_of(*parts: object) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions that a result may depend on; stored beside it, and part of no key but the engine's."""
+    """Versions that a result may depend on; stored beside it, and in no key but the engine's."""
     return {
         "bitwright": __version__,
         "llama-cpp-python": version("llama-cpp-python"),
@@ -143,7 +125,8 @@ class RunFolder:
             "files": {str(f.relative_to(self.path)): f.stat().st_size for f in files},
             "result": result,
         }
-        write_atomic(self.file(f"{name}.json"), json.dumps(record, indent=1, allow_nan=False))
+        text = json.dumps(record, indent=1, allow_nan=False)
+        write_atomic(self.file(f"{name}.json"), text.encode())
         return result
 
 

@@ -51,7 +51,7 @@ class WorkflowSpec(_Strict):
     target: str
     budget: str | int
     ladder: str = "K"
-    baseline: str = ""
+    baseline: str
     rivals: tuple[str, ...] = ()
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     corpora: dict[str, str]

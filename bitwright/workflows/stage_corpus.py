@@ -20,7 +20,9 @@ def build_corpora(ctx: RunContext) -> tuple[Corpora, str]:
     recipes = {category: load_recipe(ctx.spec.corpora[category]) for category in ctx.categories}
     with Tokenizer(ctx.model) as tokenizer:
         inputs = {
-            "recipes": {category: recipe.fingerprint() for category, recipe in recipes.items()},
+            "recipes": {
+                c: [recipe.sha256(), source_stamps(recipe)] for c, recipe in recipes.items()
+            },
             "tokenizer": tokenizer.fingerprint(),
             "n_ctx": ctx.options.n_ctx,
             "seed": ctx.spec.seed,
@@ -48,3 +50,23 @@ def _build(
     save_corpus(built, folder)
     statistics = {corpus.category: dict(corpus.statistics) for corpus in built}
     return statistics, [path for path in sorted(folder.iterdir()) if path.is_file()]
+
+
+def source_stamps(recipe: Recipe) -> list[tuple[str, int, int]]:
+    """(name, bytes, modification time) of the local files that a recipe reads.
+
+    A changed file makes the corpus anew; where its text is the same after all, the later stages
+    see the same chunks and stay as they are.
+    """
+    stamps = []
+    for source in recipe.sources:
+        path = getattr(source, "path", None)
+        if path is None:
+            continue
+        root = recipe.folder / path
+        files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
+        for file in files:
+            if file.exists():
+                facts = file.stat()
+                stamps.append((str(file.name), facts.st_size, facts.st_mtime_ns))
+    return stamps

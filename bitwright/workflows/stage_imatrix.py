@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.corpora.records import Chunk, Corpus
+from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.imatrix_collect import collect_imatrix
-from bitwright.engine.imatrix_file import Imatrix, merge_imatrices, read_imatrix, write_imatrix
+from bitwright.engine.imatrix_file import read_imatrix, write_imatrix
+from bitwright.engine.imatrix_merge import merge_imatrices
 from bitwright.engine.session import Session
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.run_folder import chunks_sha256, key_of
@@ -39,9 +41,7 @@ def describe_mix(mix: Mix) -> str:
     return " + ".join(f"{100 * share / total:.3g} % {c}" for c, share in mix.items())
 
 
-def _collect_categories(
-    ctx: RunContext, chunks: Mapping[str, tuple[Chunk, ...]]
-) -> dict[str, str]:
+def _collect_categories(ctx: RunContext, chunks: Mapping[str, tuple[Chunk, ...]]) -> dict[str, str]:
     """Collect what the run folder does not hold yet; the key of each category's imatrix."""
     inputs = {
         c: {"model": ctx.model.sha256(), "chunks": chunks_sha256(found)}

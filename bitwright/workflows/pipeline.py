@@ -1,0 +1,190 @@
+"""The whole path, read top to bottom:
+
+build_corpora → collect_imatrices → measure_damage → allocate → write_model → score → report
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitwright.allocator.layout import Layout, layout_sha256
+from bitwright.allocator.names import file_stem, honest_name
+from bitwright.corpora.records import Chunk, Corpus
+from bitwright.engine.atomic import write_atomic
+from bitwright.engine.imatrix import Imatrix
+from bitwright.engine.quantized_file import predict_size
+from bitwright.eval.divergence import Candidate
+from bitwright.eval.scores import Comparison, compare
+from bitwright.eval.suite import load_suite
+from bitwright.workflows.context import RunContext
+from bitwright.workflows.preflight import Plan, make_plan
+from bitwright.workflows.result import FileEntry, build_result
+from bitwright.workflows.run_folder import key_of
+from bitwright.workflows.stage_allocate import Allocation, allocate, stock_label
+from bitwright.workflows.stage_corpus import build_corpora
+from bitwright.workflows.stage_damage import make_packer, measure_damage
+from bitwright.workflows.stage_evaluate import (
+    Scored,
+    record_scores,
+    report_options,
+    score_on,
+    split_chunks,
+)
+from bitwright.workflows.stage_imatrix import collect_imatrices
+from bitwright.workflows.stage_quantize import WrittenFile, provenance, write_model
+from bitwright.workflows.stage_report import describe_run, write_report
+
+OURS = "ours-task"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """result.json as a dictionary, and the files that the run left."""
+
+    result: dict[str, Any]
+    files: tuple[Path, ...]
+
+
+def run_pipeline(ctx: RunContext, model_name: str) -> RunResult:
+    """Run every stage that the run folder does not hold yet.
+
+    Raises:
+        BitwrightError: see each stage; what was measured stays in the run folder.
+    """
+    suite = load_suite("divergence")
+    plan = make_plan(ctx)
+    corpora, _ = build_corpora(ctx)
+    imatrices, imatrix_key = collect_imatrices(ctx, corpora)
+    damage_map, damage_key = measure_damage(ctx, corpora, imatrices["task"], imatrix_key)
+    allocation = allocate(ctx, plan, corpora, damage_map, imatrices["task"], imatrix_key, suite)
+    entries = report_entries(ctx, plan, allocation)
+    scored = score_report(ctx, corpora, entries, imatrices)
+    baseline = stock_label(ctx.spec.baseline, "task")
+    comparison = compare(scored.table, OURS, baseline, ctx.spec.target, suite)
+    chosen, verdict = decide(allocation, comparison)
+    types = next(entry.types for entry in entries if entry.label == chosen)
+    recipe = key_of(ctx.spec.model_dump(mode="json"), ctx.model.sha256(), damage_key)
+    written, name = write_chosen(ctx, plan, types, imatrices["task"], recipe, corpora)
+    entries = [with_written(entry, chosen, written) for entry in entries]
+    result = build_result(
+        ctx.model,
+        model_name,
+        ctx.spec.target,
+        plan.budget_bytes,
+        entries,
+        comparison,
+        verdict,
+        chosen,
+        scored.table,
+        suite,
+        allocation.predicted_over_measured(allocation.ours, ctx.spec.target),
+    )
+    described = describe_run(
+        ctx, {entry.label: entry.types for entry in entries}, {chosen: name}, recipe
+    )
+    record_scores(ctx, "evaluate", scored, split_chunks(ctx, corpora, "report"), described)
+    result_path = ctx.folder.path / "result.json"
+    write_atomic(result_path, json.dumps(result, indent=1, allow_nan=False).encode())
+    reports = write_report(ctx.folder)
+    return RunResult(result, (*written.paths, *reports, result_path))
+
+
+def report_entries(ctx: RunContext, plan: Plan, allocation: Allocation) -> list[FileEntry]:
+    """What is scored at the end: stock and ours, each with both imatrices, and the rivals."""
+    spec = ctx.spec
+    entries = [
+        FileEntry(
+            stock_label(ftype, imatrix), ftype, imatrix, plan.stock_bytes[ftype], plan.stock[ftype]
+        )
+        for ftype, imatrix in (
+            (spec.baseline, "general"),
+            (spec.baseline, "task"),
+            *((rival, "task") for rival in spec.rivals),
+        )
+    ]
+    ours = allocation.candidates[allocation.ours]
+    role_rule = allocation.candidates.get("role-rule")
+    if role_rule is not None:
+        entries.append(
+            FileEntry("role-rule-task", "role-rule", "task", role_rule.size_bytes, role_rule.types)
+        )
+    for imatrix in ("general", "task"):
+        entries.append(FileEntry(f"ours-{imatrix}", "ours", imatrix, ours.size_bytes, ours.types))
+    return entries
+
+
+def score_report(
+    ctx: RunContext,
+    corpora: Mapping[str, Corpus],
+    entries: list[FileEntry],
+    imatrices: Mapping[str, Imatrix],
+) -> Scored:
+    """Every entry on the report split, in memory."""
+    candidates = [
+        Candidate(
+            entry.label,
+            entry.types,
+            make_packer(ctx, entry.imatrix, imatrices[entry.imatrix]),
+            imatrices[entry.imatrix].sha256(),
+        )
+        for entry in entries
+    ]
+    chunks = split_chunks(ctx, corpora, "report")
+    return score_on(ctx, "report", candidates, chunks, report_options(ctx))
+
+
+def decide(allocation: Allocation, comparison: Comparison) -> tuple[str, str]:
+    """(label to write, verdict): ours, unless select or report shows that stock is better.
+
+    The ratio of result.json always compares our best candidate with the baseline, whichever of
+    the two is written.
+    """
+    if allocation.keep_stock or comparison.verdict == "worse":
+        return comparison.baseline, "worse, baseline written"
+    return comparison.label, comparison.verdict
+
+
+def write_chosen(
+    ctx: RunContext,
+    plan: Plan,
+    types: Mapping[str, str],
+    imatrix: Imatrix,
+    recipe: str,
+    corpora: Mapping[str, Corpus],
+) -> tuple[WrittenFile, str]:
+    """The GGUF, under a name that its types have earned; and that name with its reason."""
+    origin = provenance(ctx, plan.budget_bytes, recipe=recipe, layout=layout_sha256(Layout(types)))
+    predicted = predict_size(ctx.model, types, origin, keep_split=ctx.keep_split)
+    named = honest_name(types, ctx.model, target=ctx.spec.target, size_bytes=predicted)
+    written = write_model(
+        ctx,
+        types,
+        imatrix,
+        origin,
+        file_stem(ctx.model.name, ctx.spec.target, named.name),
+        first_chunk(corpora[ctx.spec.target]),
+        keep_split=ctx.keep_split,
+        predicted_bytes=predicted,
+    )
+    return written, f"{named.name}: {named.reason}"
+
+
+def first_chunk(corpus: Corpus) -> Chunk:
+    """The chunk on which the written file's logits are compared with the layout's."""
+    return (corpus.split("report") or corpus.split("calibrate"))[0]
+
+
+def with_written(entry: FileEntry, chosen: str, written: WrittenFile) -> FileEntry:
+    """The entry, with the file's path and size if it is the one that was written."""
+    if entry.label != chosen:
+        return entry
+    return FileEntry(
+        entry.label,
+        entry.layout,
+        entry.imatrix,
+        written.size_bytes,
+        entry.types,
+        str(written.paths[0]),
+    )

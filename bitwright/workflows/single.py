@@ -1,0 +1,382 @@
+"""Each stage alone, on files that may come from another tool."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bitwright.allocator.budget import parse_budget, resolve_budget
+from bitwright.allocator.candidates import propose
+from bitwright.allocator.ladders import ladder
+from bitwright.allocator.layout import Layout, read_layout, write_layout
+from bitwright.allocator.options import build_options
+from bitwright.corpora.build import build_corpus
+from bitwright.corpora.recipe import load_recipe
+from bitwright.corpora.records import Corpus
+from bitwright.corpora.store import load_corpus, save_corpus
+from bitwright.damage.damage_map import load_damage_map, save_damage_map
+from bitwright.damage.ledger import Ledger
+from bitwright.damage.pricing import packing_errors, price_types
+from bitwright.damage.probe import measure_damage
+from bitwright.engine.imatrix import Imatrix
+from bitwright.engine.imatrix_collect import collect_imatrix
+from bitwright.engine.imatrix_coverage import coverage_notes, require_covered
+from bitwright.engine.imatrix_file import check_imatrix, read_imatrix, write_imatrix
+from bitwright.engine.imatrix_merge import merge_imatrices
+from bitwright.engine.model_file import ModelFile, open_model
+from bitwright.engine.packing import Packer
+from bitwright.engine.quantized_file import predict_size, write_quantized
+from bitwright.engine.session import Session, SessionOptions, check_loadable, resolve_threads
+from bitwright.engine.tokenizer import Tokenizer
+from bitwright.engine.upstream import FTYPES, ftype_name, upstream_layout
+from bitwright.errors import ConfigError
+from bitwright.eval.files import score_file
+from bitwright.eval.scores import scores_of
+from bitwright.eval.suite import load_suite
+from bitwright.workflows.output import Output, bytes_text
+from bitwright.workflows.run_folder import METRICS_VERSION, RunFolder, chunks_sha256, key_of
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """The model and how to compute with it, as the command line says."""
+
+    spec: str
+    allow_requantize: bool = False
+    revision: str | None = None
+    options: SessionOptions = field(default_factory=SessionOptions)
+
+    def open(self) -> ModelFile:
+        """The opened model, which llama.cpp can run."""
+        model = open_model(
+            self.spec, allow_requantize=self.allow_requantize, revision=self.revision
+        )
+        check_loadable(model)
+        return model
+
+
+def corpus(
+    recipes: Sequence[str], choice: ModelChoice, out: Path, seed: int, output: Output
+) -> None:
+    """Recipes → chunks of the model's tokens, in a folder."""
+    model = choice.open()
+    folder = RunFolder.open(out).path
+    reporter = output.reporter()
+    reporter.stage("corpus", ", ".join(recipes))
+    try:
+        with Tokenizer(model) as tokenizer:
+            built = [
+                build_corpus(load_recipe(recipe), tokenizer, n_ctx=choice.options.n_ctx, seed=seed)
+                for recipe in recipes
+            ]
+        save_corpus(built, folder)
+    finally:
+        reporter.close()
+    statistics = {c.category: dict(c.statistics) for c in built}
+    lines = [_corpus_line(c) for c in built]
+    output.result({"path": str(out), "corpora": statistics}, "\n".join([*lines, f"in {out}"]))
+
+
+def _corpus_line(built: Corpus) -> str:
+    parts = []
+    for split in ("calibrate", "probe", "select", "report"):
+        chunks = built.split(split)
+        tokens = sum(len(chunk.tokens) for chunk in chunks)
+        parts.append(f"{split} {tokens:,} tokens in {len(chunks)} chunks")
+    return f"{built.category}: " + ", ".join(parts)
+
+
+def imatrix(choice: ModelChoice, corpus_folder: Path, mix: str, out: Path, output: Output) -> None:
+    """A corpus → an imatrix of a mix of its categories, in llama.cpp's format."""
+    model, corpora = choice.open(), load_corpus(corpus_folder)
+    shares = parse_mix(mix, tuple(corpora))
+    reporter = output.reporter()
+    reporter.stage("imatrix", mix)
+    parts = []
+    try:
+        with Session(model, choice.options) as session:
+            for category, share in shares.items():
+                chunks = corpora[category].split("calibrate")
+                batches = [(chunk.tokens, chunk.starts) for chunk in chunks]
+                total = len(batches)
+
+                def step(done: int, *, total: int = total, label: str = category) -> None:
+                    reporter.step(done, total, label)
+
+                found = collect_imatrix(session, batches, dataset=category, progress=step)
+                parts.append((found, share))
+    finally:
+        reporter.close()
+    _save_imatrix(merge_imatrices(parts), out, output)
+
+
+def merge(sources: Sequence[str], out: Path, chunk_size: int | None, output: Output) -> None:
+    """Several imatrix files → one, by shares (FILE=SHARE), whatever their token counts."""
+    parts = []
+    for source in sources:
+        path, _, share = source.rpartition("=")
+        if not path:
+            path, share = source, "1"
+        parts.append((read_imatrix(Path(path), chunk_size), _share(share, source)))
+    _save_imatrix(merge_imatrices(parts), out, output)
+
+
+def _save_imatrix(found: Imatrix, out: Path, output: Output) -> None:
+    write_imatrix(found, out, format="dat" if out.suffix == ".dat" else "gguf")
+    notes = coverage_notes(found)
+    facts = {
+        "path": str(out),
+        "entries": len(found.entries),
+        "chunks": found.chunk_count,
+        "sha256": found.sha256(),
+        "notes": list(notes),
+    }
+    text = f"{out}: {len(found.entries)} tensors, {found.chunk_count} chunks"
+    output.result(facts, "\n".join([text, *notes]))
+
+
+def parse_mix(text: str, known: Sequence[str]) -> dict[str, float]:
+    """``code=0.7,general=0.3`` → shares; an empty text means all categories alike.
+
+    Raises:
+        ConfigError: an unknown category, or a share that is no positive number.
+    """
+    if not text:
+        return {category: 1.0 / len(known) for category in known}
+    shares = {}
+    for part in text.split(","):
+        category, _, share = part.strip().partition("=")
+        if category not in known:
+            raise ConfigError(
+                f"the mix names {category!r}, but the corpus has {', '.join(known)}: "
+                "build the corpus with that recipe, or correct the mix"
+            )
+        shares[category] = _share(share or "1", part)
+    return shares
+
+
+def _share(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{where.strip()}: the share must be a positive number, as in code=0.7")
+    return value
+
+
+def damage(
+    choice: ModelChoice,
+    corpus_folder: Path,
+    imatrix_path: Path | None,
+    probe_type: str,
+    out: Path,
+    output: Output,
+) -> None:
+    """Probe each tensor of a model on the corpus's probe split; resumes in the folder."""
+    model, corpora = choice.open(), load_corpus(corpus_folder)
+    found = load_checked_imatrix(imatrix_path, model)
+    chunks = {category: c.split("probe") for category, c in corpora.items()}
+    folder = RunFolder.open(out).path
+    key = key_of(
+        model.sha256(),
+        found.sha256() if found else None,
+        {c: chunks_sha256(part) for c, part in chunks.items()},
+        [choice.options.working_type, choice.options.n_ctx, choice.options.gpu_layers],
+        METRICS_VERSION,
+    )
+    reporter = output.reporter()
+    reporter.stage("damage", f"to {probe_type}")
+    try:
+        packer = make_packer(model, found, choice, folder / "packed")
+        with (
+            Session(model, choice.options) as session,
+            Ledger(folder / "ledger.sqlite", key) as led,
+        ):
+            measured = measure_damage(
+                session, packer, chunks, led, probe_type=probe_type, progress=reporter.step
+            )
+    finally:
+        reporter.close()
+    save_damage_map(measured, folder)
+    rows = measured.rows[measured.rows["span"] == "scored"]
+    worst = rows.sort_values("kld_nats", ascending=False).head(10)
+    lines = [
+        f"{r.tensor:<32} {r.type:<6} {r.category:<14} {r.kld_nats:.5f} ± {r.se:.5f} nats"
+        for r in worst.itertuples()
+    ]
+    facts = {"path": str(out), "tensors": int(rows["tensor"].nunique()), "key": key}
+    output.result(facts, "\n".join([f"{facts['tensors']} tensors in {out}; the worst:", *lines]))
+
+
+def allocate(
+    choice: ModelChoice,
+    damage_folder: Path,
+    imatrix_path: Path | None,
+    *,
+    budget: str,
+    ladder_name: str,
+    target: str,
+    pins: Mapping[str, str],
+    out: Path,
+    output: Output,
+) -> None:
+    """A damage map and a size → the layout that the additive table predicts to be best."""
+    model = choice.open()
+    found = load_checked_imatrix(imatrix_path, model)
+    mapped = load_damage_map(damage_folder)
+    options = build_options(
+        model,
+        ladder=ladder(ladder_name),
+        pins=pins,
+        imatrix=found,
+        assume_imatrix=False,
+        measured=frozenset(mapped.rows["tensor"]),
+    )
+    budget_bytes = resolve_budget(parse_budget(budget), model, stock_size(model))
+    options.require_feasible(budget_bytes)
+    packer = make_packer(model, found, choice, None)
+    errors = packing_errors(packer, options.offered)
+    table = price_types(mapped, errors, options.offered)
+    if target not in table.categories:
+        raise ConfigError(
+            f"the damage map has {', '.join(table.categories)}, not {target!r}: "
+            "choose one of them with --target"
+        )
+    best = propose(options, {1.0: table}, budget_bytes, target)[0]
+    write_layout(Layout(best.types), out)
+    facts = {
+        "path": str(out),
+        "budget_bytes": budget_bytes,
+        "size_bytes": best.size_bytes,
+        "predicted_nats": dict(best.predicted),
+        "notes": list(options.notes),
+    }
+    text = (
+        f"{out}: {bytes_text(best.size_bytes)} of {bytes_text(budget_bytes)}, predicted "
+        f"{best.predicted[target]:.5f} nats on {target} (a sum; measure it with evaluate)"
+    )
+    output.result(facts, "\n".join([text, *options.notes]))
+
+
+def quantize(
+    choice: ModelChoice,
+    layout: str,
+    imatrix_path: Path | None,
+    out: Path,
+    *,
+    overwrite: bool,
+    keep_split: bool,
+    output: Output,
+) -> None:
+    """A layout file, or the name of a stock type → the GGUF."""
+    model = choice.open()
+    found = load_checked_imatrix(imatrix_path, model)
+    if Path(layout).is_file():
+        types, ftype = dict(read_layout(Path(layout), model).types), "Q8_0"
+    else:
+        ftype = ftype_name(layout)
+        types = upstream_layout(model, ftype, has_imatrix=found is not None)
+    require_covered(types, found)
+    reporter = output.reporter()
+    reporter.stage("quantize", out.name)
+    try:
+        paths = write_quantized(
+            model,
+            types,
+            out,
+            packer=make_packer(model, found, choice, None),
+            ftype=FTYPES[ftype],
+            provenance=None,
+            keep_split=keep_split,
+            overwrite=overwrite,
+            protect=[p for p in (imatrix_path, Path(layout)) if p is not None and p.exists()],
+            progress=reporter.step,
+        )
+    finally:
+        reporter.close()
+    size = sum(path.stat().st_size for path in paths)
+    facts = {"paths": [str(p) for p in paths], "size_bytes": size}
+    output.result(facts, "\n".join(f"{p}" for p in paths) + f"\n{bytes_text(size)}")
+
+
+def evaluate(
+    choice: ModelChoice,
+    files: Sequence[Path],
+    corpus_folder: Path,
+    split: str,
+    out: Path | None,
+    output: Output,
+) -> None:
+    """Quantized files against the model, on one split of a corpus: KLD, top-1, perplexity."""
+    model, corpora = choice.open(), load_corpus(corpus_folder)
+    others = [open_model(path, allow_requantize=True) for path in files]
+    chunks = {category: c.split(split) for category, c in corpora.items()}
+    suite = load_suite("divergence")
+    store = RunFolder.open(out).file("tokens", "x").parent if out else None
+    key = key_of(model.sha256(), "file", choice.options.n_ctx, METRICS_VERSION)
+    reporter = output.reporter()
+    reporter.stage("evaluate", ", ".join(other.name for other in others))
+    options = SessionOptions(
+        threads=choice.options.threads,
+        n_ctx=choice.options.n_ctx,
+        gpu_layers=choice.options.gpu_layers,
+        working_type="file",
+    )
+    rows, text = [], []
+    try:
+        with Session(model, options) as session:
+            for path, other in zip(files, others, strict=True):
+                label = path.name
+                table = score_file(
+                    session,
+                    other,
+                    chunks,
+                    label=label,
+                    options=options,
+                    store=store,
+                    key=key,
+                    progress=reporter.step,
+                )
+                scores = scores_of(table, label, suite)
+                rows.append({"label": label, "size_bytes": other.size_bytes, "scores": scores})
+                text += [_score_line(label, c, s) for c, s in scores.items()]
+    finally:
+        reporter.close()
+    output.result({"reference": model.path.name, "split": split, "files": rows}, "\n".join(text))
+
+
+def _score_line(label: str, category: str, scores: Mapping[str, object]) -> str:
+    kld, se, top1 = scores["kld_nats"], scores["se"], scores["top1"]
+    if kld is None:
+        return f"{label}  {category:<14} no data"
+    return (
+        f"{label}  {category:<14} KLD {kld:.5f} ± {se:.5f} nats, top-1 {top1:.2%}, "
+        f"{scores['n_tokens']} tokens"
+    )
+
+
+def load_checked_imatrix(path: Path | None, model: ModelFile) -> Imatrix | None:
+    """An imatrix that belongs to the model, or None."""
+    if path is None:
+        return None
+    found = read_imatrix(path)
+    check_imatrix(found, model)
+    return found
+
+
+def make_packer(
+    model: ModelFile, found: Imatrix | None, choice: ModelChoice, cache: Path | None
+) -> Packer:
+    """A packer with the command line's threads."""
+    if cache is not None:
+        cache.mkdir(parents=True, exist_ok=True)
+    return Packer(model, found, cache_dir=cache, threads=resolve_threads(choice.options.threads))
+
+
+def stock_size(model: ModelFile) -> Callable[[str], int]:
+    """Whole-file bytes of upstream's own file of a stock type."""
+
+    def size_bytes(ftype: str) -> int:
+        return predict_size(model, upstream_layout(model, ftype, has_imatrix=True), None)
+
+    return size_bytes

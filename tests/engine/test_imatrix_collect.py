@@ -1,0 +1,130 @@
+"""The imatrix against llama-imatrix's figures, and on a mixture of experts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bitwright.engine import lib
+from bitwright.engine.imatrix_collect import collect_imatrix, read_tensor, weight_name
+from bitwright.engine.model_file import open_model
+from bitwright.engine.session import Session, SessionOptions
+from bitwright.errors import EngineError, InputError
+from tests.tiny import tiny_gguf
+
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "golden" / "llama_cpp_demo.json").read_text(encoding="utf-8")
+)
+COLUMN_STEP = 8
+
+
+def options(**changes):
+    return SessionOptions(**{"threads": 1, "n_ctx": 128, "working_type": "file"} | changes)
+
+
+def batch(seed, n, n_vocab=280):
+    return np.random.default_rng(seed).integers(0, n_vocab, n).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory):
+    path = tmp_path_factory.mktemp("moe") / "moe.gguf"
+    return open_model(tiny_gguf(path, n_expert=4, never_route=3))
+
+
+def test_equals_llama_imatrix():
+    model = open_model("demo")
+    assert model.sha256() == GOLDEN["model_sha256"], "the demo model changed: make golden again"
+    chunks = [(np.array(chunk, np.int32), [0]) for chunk in GOLDEN["chunks"]]
+    with Session(model, options()) as session:
+        imatrix = collect_imatrix(session, chunks, dataset="golden")
+    assert imatrix.entries.keys() == GOLDEN["imatrix"].keys()
+    for name, golden in GOLDEN["imatrix"].items():
+        entry = imatrix.entries[name]
+        assert list(entry.counts) == [golden["count"]]
+        assert entry.sums.sum(dtype=np.float64) == pytest.approx(golden["total"], rel=1e-5)
+        np.testing.assert_allclose(entry.sums[0, ::COLUMN_STEP], golden["columns"], rtol=1e-4)
+    assert (imatrix.chunk_count, imatrix.chunk_size) == (4, 128)
+    assert imatrix.datasets == ("golden",)
+
+
+def test_experts_are_counted_one_by_one(moe):
+    with Session(moe, options()) as session:
+        imatrix = collect_imatrix(session, [(batch(0, 100), [0, 30])], dataset="x")
+    for layer in range(2):
+        up = imatrix.entries[f"blk.{layer}.ffn_up_exps.weight"]
+        router = imatrix.entries[f"blk.{layer}.ffn_gate_inp.weight"]
+        assert up.counts.sum() == 2 * 100  # two experts for each token
+        assert up.counts[3] == 0
+        assert not up.sums[3].any()
+        assert (up.counts[:3] > 0).all()
+        # The router sees each token once and two experts see it too, so the sums agree.
+        np.testing.assert_allclose(up.sums.sum(0), 2 * router.sums[0], rtol=1e-5)
+        down = imatrix.entries[f"blk.{layer}.ffn_down_exps.weight"]
+        assert np.array_equal(down.counts, up.counts)
+    assert (imatrix.importance("blk.0.ffn_up_exps.weight")[3] == 1).all()
+
+
+def test_tied_embedding_and_output_are_left_out(moe, tmp_path):
+    untied = open_model(tiny_gguf(tmp_path / "u.gguf", tied=False, n_layer=1))
+    for model in (moe, untied):
+        with Session(model, options()) as session:
+            imatrix = collect_imatrix(session, [(batch(0, 32), [0])], dataset="x")
+        assert all(name.startswith("blk.") for name in imatrix.entries)
+    with Session(untied, options()) as session:
+        more = collect_imatrix(session, [(batch(0, 32), [0])], dataset="x", process_output=True)
+    assert set(more.entries) - set(imatrix.entries) == {"output.weight"}
+
+
+def test_batches_add_up_and_progress_is_told(moe):
+    parts, seen = [batch(s, 64) for s in (1, 2)], []
+    with Session(moe, options()) as session:
+        one, two = (collect_imatrix(session, [(p, [0])], dataset="x") for p in parts)
+        both = collect_imatrix(
+            session, [(p, [0]) for p in parts], dataset="x", progress=seen.append
+        )
+    assert seen == [1, 2]
+    for name, entry in both.entries.items():
+        total = one.entries[name].sums + two.entries[name].sums
+        np.testing.assert_allclose(entry.sums, total, rtol=1e-5)
+
+
+def test_too_little_text_is_refused(tmp_path):
+    model = open_model(tiny_gguf(tmp_path / "t.gguf", n_layer=1))
+    with (
+        Session(model, options()) as session,
+        pytest.raises(InputError, match=r"8 tokens in 1 batches.*at least 16"),
+    ):
+        collect_imatrix(session, [(batch(0, 8), [0])], dataset="x")
+
+
+def test_nan_input_names_the_weight(tmp_path):
+    model = open_model(tiny_gguf(tmp_path / "t.gguf", n_layer=1))
+    with Session(model, options()) as session:
+        packed = np.array(model.raw("token_embd.weight")).view(np.float16)
+        packed[:] = np.nan
+        session.set_tensor("token_embd.weight", "F16", packed.view(np.uint8))
+        with pytest.raises(EngineError, match=r"the inputs of blk\.0\.attn_\w\.weight are NaN"):
+            collect_imatrix(session, [(batch(0, 32), [0])], dataset="x")
+
+
+def test_an_interrupt_inside_the_graph_is_not_swallowed(moe, monkeypatch):
+    def interrupt(address):
+        raise KeyboardInterrupt
+
+    with Session(moe, options()) as session:
+        monkeypatch.setattr("bitwright.engine.imatrix_collect.read_tensor", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            collect_imatrix(session, [(batch(0, 32), [0])], dataset="x")
+
+
+def test_names_of_copied_weights():
+    assert weight_name(b"CUDA0#blk.0.attn_k.weight#0") == "blk.0.attn_k.weight"
+    assert weight_name(b"blk.0.attn_k.weight") == "blk.0.attn_k.weight"
+
+
+def test_only_plain_numbers_are_read():
+    tensor = lib.Tensor(type=2)
+    with pytest.raises(EngineError, match="type id 2"):
+        read_tensor(lib.ctypes.addressof(tensor))

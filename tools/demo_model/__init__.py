@@ -1,0 +1,1 @@
+"""Training and export of the embedded demo model; needs torch and tokenizers, used nowhere else."""
