@@ -4,11 +4,12 @@ stdout carries the result, stderr the progress. Exit codes: 0 done, 1 refused (o
 2 usage, 130 interrupted.
 """
 
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from bitwright import __version__
@@ -161,7 +162,7 @@ def imatrix(
         single.merge(merge, out, chunk_size, output)
         return
     if not model or corpus is None:
-        raise click.UsageError("give --model and --corpus to collect, or --merge FILE=SHARE")
+        raise typer.BadParameter("give --model and --corpus to collect, or --merge FILE=SHARE")
     choice = _choice(
         model, allow_requantize=allow_requantize, threads=threads, gpu_layers=gpu_layers
     )
@@ -221,7 +222,7 @@ def allocate(
     for entry in pin or []:
         name, _, type_name = entry.rpartition("=")
         if not name:
-            raise click.UsageError(f"--pin {entry}: write NAME_OR_GLOB=TYPE")
+            raise typer.BadParameter(f"--pin {entry}: write NAME_OR_GLOB=TYPE")
         pins[name] = type_name
     single.allocate(
         _choice(model, allow_requantize=allow_requantize),
@@ -354,26 +355,25 @@ def _choice(
     return ModelChoice(model, allow_requantize, None, options)
 
 
+class Interrupted(BaseException):
+    """Ctrl-C. Not KeyboardInterrupt, which Typer would turn into exit code 1."""
+
+
 def main() -> None:
     """Entry point: turns every refusal into one line on stderr and an exit code."""
-    debug = "--debug" in sys.argv
+    signal.signal(signal.SIGINT, _interrupt)
     try:
-        code = app(standalone_mode=False)
+        app()
     except BitwrightError as error:
-        if debug:
+        if "--debug" in sys.argv:
             raise
         _fail(f"bitwright: {error}", 1)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except Interrupted:
         _fail("bitwright: interrupted; the same command goes on where it stopped", 130)
-    except BrokenPipeError:
-        sys.exit(0)
-    else:
-        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise Interrupted
 
 
 def _fail(message: str, code: int) -> None:

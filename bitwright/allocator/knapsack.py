@@ -11,12 +11,13 @@ Sources: Sinha & Zoltners 1979 (relaxation), Pisinger 1995 (core, dynamic progra
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 # Beyond this many partial choices the worst are dropped, and the proven bound says so.
-MAX_STATES = 20_000
+MAX_STATES = 10_000
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -56,15 +57,17 @@ def least_cost(options: Options, budget: int, relative_gap: float) -> Choice | N
     """The choice of least Σ cost with Σ size ≤ ``budget``; None if the smallest exceed it.
 
     The result is within ``relative_gap`` of the optimum unless ``bound`` says otherwise.
+    Of equal options of one tensor the first wins, so the caller's order breaks ties.
     """
     keep = undominated(options)
     few = Options(options.owner[keep], options.cost[keep], options.size[keep])
     hull = hull_steps(few)
     if few.size[hull.smallest].sum() > budget:
         return None
+    budget = _reachable(few, hull.smallest, budget)
     chosen, multiplier = _rounded(few, hull, budget)
     priced = few.cost + multiplier * few.size
-    floor = np.minimum.reduceat(priced, _starts(few.owner))
+    floor = least_per_tensor(priced, few.owner)
     bound = float(floor.sum() - multiplier * budget)
     chosen = _swapped(few, budget, chosen)
     cost = float(few.cost[chosen].sum())
@@ -72,8 +75,19 @@ def least_cost(options: Options, budget: int, relative_gap: float) -> Choice | N
         return Choice(keep[chosen], min(bound, cost), 0, 0)
     reduced = priced - floor[few.owner]
     core = np.flatnonzero(reduced <= cost - bound)
-    found = _Search(few, core, reduced, budget, relative_gap).run(chosen)
+    found = _Search(few, core, reduced, budget, relative_gap / 2).run(chosen)
     return Choice(keep[found.chosen], found.bound, len(core), found.max_states)
+
+
+def _reachable(options: Options, smallest: Ints, budget: int) -> int:
+    """The budget, lowered to what sizes can add up to: they grow in common steps (blocks, padding).
+
+    Without this a few bytes that nothing can use would keep the bound from closing.
+    """
+    least = options.size[smallest]
+    step = int(np.gcd.reduce(options.size - least[options.owner]))
+    floor = int(least.sum())
+    return floor + (budget - floor) // step * step if step else floor
 
 
 def undominated(options: Options) -> Ints:
@@ -108,9 +122,10 @@ def hull_steps(options: Options) -> Hull:
             while len(corner) > 1 and _above(size, cost, corner[-2], corner[-1], j):
                 corner.pop()
             corner.append(j)
-        rows += [(tensor, a, b) for a, b in zip(corner, corner[1:], strict=False)]
+        rows += [(tensor, a, b) for a, b in pairwise(corner)]
     owner, low, high = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    step_size, step_cost = options.size[high] - options.size[low], options.cost[high] - options.cost[low]
+    step_size = options.size[high] - options.size[low]
+    step_cost = options.cost[high] - options.cost[low]
     order = np.argsort(step_cost / step_size, kind="stable")
     return Hull(starts, owner[order], high[order], step_size[order], step_cost[order])
 
@@ -120,12 +135,17 @@ def _above(size: list[int], cost: list[float], a: int, b: int, c: int) -> bool:
     return (cost[b] - cost[a]) * (size[c] - size[a]) >= (cost[c] - cost[a]) * (size[b] - size[a])
 
 
+def least_per_tensor(values: NDArray[np.float64] | Ints, owner: Ints) -> Floats:
+    """Least value (T,) of each tensor's options."""
+    return np.minimum.reduceat(values.astype(np.float64), _starts(owner))
+
+
 def _starts(owner: Ints) -> Ints:
     return np.flatnonzero(np.diff(owner, prepend=-1))
 
 
 def _rounded(options: Options, hull: Hull, budget: int) -> tuple[Ints, float]:
-    """Take steps while they fit; the multiplier is the saving per byte of the first that doesn't."""
+    """Take steps while they fit; the multiplier: the next one's saving per byte."""
     room = budget - int(options.size[hull.smallest].sum())
     fit = int(np.searchsorted(np.cumsum(hull.size), room, side="right"))
     chosen = hull.smallest.copy()

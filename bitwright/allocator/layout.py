@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bitwright.allocator.option_set import listed
 from bitwright.engine.atomic import write_atomic
 from bitwright.engine.ggml_types import fallback_type, tensor_type
 from bitwright.engine.gguf_file import TensorInfo
@@ -22,7 +23,6 @@ from bitwright.engine.tensors import file_order, is_quantizable
 from bitwright.errors import InputError
 
 MAX_FILE_BYTES = 16 << 20
-SHOWN = 5
 PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-/,:;")  # mean themselves, escape nothing
 SPECIAL = frozenset(".^$*+?()[]{}|\\")
 # What Python's expressions know and ECMAScript's do not: it would match something else there.
@@ -45,7 +45,7 @@ class Layout:
 @dataclass(frozen=True, slots=True)
 class _Rule:
     text: str
-    pattern: re.Pattern[str]
+    pattern: re.Pattern[bytes]  # std::regex works on bytes too
     type: str
 
 
@@ -97,7 +97,7 @@ def read_layout(path: Path, model: ModelFile) -> Layout:
     rules = [_parse_rule(token, path) for token in _read_text(path).split()]
     if not rules:
         raise InputError(f"{path} holds no rules: write one per tensor, pattern=type")
-    matches = [[t for t in model.tensors if rule.pattern.search(t.name)] for rule in rules]
+    matches = [[t for t in model.tensors if rule.pattern.search(t.name.encode())] for rule in rules]
     for rule, matched in zip(rules, matches, strict=True):
         _check_rule(rule, matched, path, model)
     types: dict[str, str] = {}
@@ -141,7 +141,7 @@ def _parse_rule(token: str, path: Path) -> _Rule:
     if _PYTHON_ONLY.search(pattern):
         raise InputError(f"{path}: {shown!r} uses an expression that llama-quantize does not know")
     try:
-        compiled = re.compile(pattern.lower(), re.ASCII)
+        compiled = re.compile(pattern.lower().encode())
         kind = tensor_type(type_name).name
     except re.error as error:
         raise InputError(f"{path}: {shown!r} is no regular expression ({error})") from None
@@ -162,7 +162,7 @@ def _check_rule(rule: _Rule, matched: Sequence[TensorInfo], path: Path, model: M
     if not open_to_it and any(t.type != rule.type for t in matched):
         raise InputError(
             f"{path}: the rule {rule.text!r} would change only tensors that are never quantized"
-            f" ({_listed([t.name for t in matched])}): remove it"
+            f" ({listed([t.name for t in matched])}): remove it"
         )
 
 
@@ -170,13 +170,11 @@ def _overlap(rule: _Rule, by: Mapping[str, _Rule], taken: Sequence[TensorInfo]) 
     earlier = dict.fromkeys(by[t.name].text for t in taken)
     return (
         f"{rule.text} has no effect on {len(taken)} tensor(s) that an earlier rule"
-        f" ({_listed(list(earlier))}) decides: {_listed([t.name for t in taken])}"
+        f" ({listed(list(earlier))}) decides: {listed([t.name for t in taken])}"
     )
 
 
-def _replaced(
-    model: ModelFile, types: Mapping[str, str], by: Mapping[str, _Rule]
-) -> list[str]:
+def _replaced(model: ModelFile, types: Mapping[str, str], by: Mapping[str, _Rule]) -> list[str]:
     return [
         f"{name}: rows of {model.tensor(name).n_per_row} cannot be {by[name].type}, llama.cpp's"
         f" replacement {used} is used"
@@ -186,17 +184,10 @@ def _replaced(
 
 
 def _left_out(model: ModelFile, types: Mapping[str, str]) -> list[str]:
-    left = [
-        t.name for t in model.tensors if is_quantizable(t, model.arch) and t.name not in types
-    ]
+    left = [t.name for t in model.tensors if is_quantizable(t, model.arch) and t.name not in types]
     if not left:
         return []
     return [
         f"no rule names {len(left)} quantizable tensor(s), which stay as they are (llama-quantize"
-        f" would choose types of its own): {_listed(left)}"
+        f" would choose types of its own): {listed(left)}"
     ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

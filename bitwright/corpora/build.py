@@ -99,11 +99,12 @@ def _refuse_too_little(recipe: Recipe, collected: Collected, n_ctx: int) -> None
     if split.n_tokens >= needed:
         return
     reasons = _skipped(collected)
+    reasons["overlap with another split"] += len(collected.leaks)
     read = sum(source.n_read for source in collected.sources)
     raise InputError(
         f"the {recipe.category} corpus has {split.n_tokens} tokens to calibrate on (from "
         f"{split.n_documents} of {read} documents), {needed} are needed ({MIN_CHUNKS} × n_ctx): "
-        f"give more text or a smaller n_ctx; left out: {dict(reasons) or 'nothing'}"
+        f"give more text or a smaller n_ctx; left out: {dict(+reasons) or 'nothing'}"
     )
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bitwright.corpora.records import SPLITS, Document
+from bitwright.corpora.encoding import TokenizerLike
+from bitwright.corpora.records import SPLITS, Corpus, Document
 
 GRAM_WORDS = 13
 _WORD = re.compile(r"\w+")
@@ -114,6 +115,17 @@ def overlap(
         if share >= min_share:
             out.append(Overlap(name, best, share))
     return tuple(out)
+
+
+def corpus_texts(corpus: Corpus, tokenizer: TokenizerLike) -> dict[str, str]:
+    """Document → the text of its used windows, special tokens included, for ``overlap``."""
+    texts: dict[str, str] = {}
+    for chunk in corpus.chunks:
+        bounds = [*chunk.starts, len(chunk.tokens)]
+        for i, name in enumerate(chunk.documents):
+            text = tokenizer.decode(chunk.tokens[bounds[i] : bounds[i + 1]])
+            texts[name] = f"{texts[name]}\n{text}" if name in texts else text
+    return texts
 
 
 class LeakCheck:

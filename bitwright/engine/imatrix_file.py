@@ -121,13 +121,14 @@ def _read_legacy(path: Path, chunk_size: int | None) -> Imatrix:
     """Old entries are mean × chunks; with a chunk size they become sums over rows again."""
     read = imatrix_legacy.read_legacy(path)
     rows = np.float32(chunk_size or 1)
-    entries = {
-        name: ImatrixEntry(
-            (entry.values * rows)[None, :],
-            np.array([max(entry.n_chunks, 1)], np.float32) * rows,
-        )
-        for name, entry in read.entries.items()
-    }
+    with np.errstate(over="ignore", invalid="ignore"):  # read_imatrix refuses what comes of it
+        entries = {
+            name: ImatrixEntry(
+                (entry.values * rows)[None, :],
+                np.array([max(entry.n_chunks, 1)], np.float32) * rows,
+            )
+            for name, entry in read.entries.items()
+        }
     return Imatrix(
         entries=MappingProxyType(entries),
         chunk_count=read.chunk_count,

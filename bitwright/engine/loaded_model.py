@@ -127,7 +127,7 @@ class DecodeContext:
     ) -> None:
         params = llama.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
-        params.n_seq_max = max_sequences
+        params.n_seq_max = min(max_sequences, n_ctx)
         params.n_outputs_max_per_seq = 0  # as many as the batch has
         params.kv_unified = True
         params.n_threads = params.n_threads_batch = threads

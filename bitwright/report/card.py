@@ -10,6 +10,7 @@ from bitwright.report.figures import shares_by_type
 from bitwright.report.wording import (
     SYNTHETIC,
     categories_of,
+    compared_name,
     file_name,
     file_of,
     flat_items,
@@ -96,7 +97,8 @@ def _table(result: Mapping[str, Any]) -> str:
 
 def _price(result: Mapping[str, Any]) -> str:
     ratios = {result["target"]: result["target_kld_ratio"], **result["off_target_kld_ratio"]}
-    rows = [["category", f"KLD over that of {result['baseline']}", ""]]
+    compared = f"KLD of {compared_name(result)} over that of {result['baseline']}"
+    rows = [["category", compared, ""]]
     rows += [[markdown(c), ratio_text(r), ratio_verdict(r)] for c, r in ratios.items()]
     return "## Against the baseline, paired\n\n" + _rows(rows)
 

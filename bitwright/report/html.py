@@ -18,6 +18,7 @@ from bitwright.report.wording import (
     NO_DATA,
     SYNTHETIC,
     categories_of,
+    compared_name,
     file_name,
     file_of,
     flat_items,
@@ -152,7 +153,7 @@ def _price(result: Mapping[str, Any]) -> str:
     )
     return (
         f"<h2>The price elsewhere</h2><p>{escape(text)}</p>{figure}"
-        f'<p class="soft">KLD of {escape(result["chosen"])} over KLD of '
+        f'<p class="soft">KLD of {escape(compared_name(result))} over KLD of '
         f"{escape(result['baseline'])}, with paired intervals (95 % unless the suite says "
         "otherwise). Left of the dashed line is closer to the reference.</p>"
     )
@@ -256,7 +257,7 @@ def _noise(extras: ReportExtras) -> str:
 
 
 def _making(result: Mapping[str, Any], extras: ReportExtras) -> str:
-    items = {"chosen": result["chosen"], "baseline": result["baseline"], **extras.recipe}
+    items: dict[str, object] = {"chosen": result["chosen"], "baseline": result["baseline"], **extras.recipe}
     rows = "".join(
         f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in flat_items(items)
     )

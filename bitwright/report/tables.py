@@ -88,7 +88,7 @@ def category_table(result: Mapping[str, Any]) -> Table:
     ratios = {result["target"]: result["target_kld_ratio"], **result["off_target_kld_ratio"]}
     table.add_section()
     table.add_row(
-        Text("→ / ="),
+        Text("→ / =" if result["chosen"] != result["baseline"] else "ours / ="),
         *[ratio_text(ratios.get(c)) for c in categories],
     )
     return table

@@ -93,6 +93,11 @@ def verdict_sentence(result: Mapping[str, Any]) -> str:
     return f"{opening}: on {target}, {chosen['label']} has {times} in {bytes_text}."
 
 
+def compared_name(result: Mapping[str, Any]) -> str:
+    """What the ratios of result.json are of: the chosen file, or ours where stock was written."""
+    return "our best layout" if result["chosen"] == result["baseline"] else result["chosen"]
+
+
 def _bounds(ratio: Mapping[str, Any]) -> str:
     if ratio.get("low") is None or ratio.get("high") is None:
         return " (too few documents for an interval)"

@@ -10,11 +10,14 @@ import pytest
 from bitwright.corpora.build import build_corpus, require_splits
 from bitwright.corpora.encoding import Piece
 from bitwright.corpora.generators.chatml import CHAT_TEMPLATE
+from bitwright.corpora.leaks import corpus_texts, overlap
 from bitwright.corpora.mix import mix_chunks, token_counts
 from bitwright.corpora.packing import pack, trim
 from bitwright.corpora.recipe import load_recipe, parse_recipe
 from bitwright.corpora.records import SPLITS, Chunk
 from bitwright.corpora.store import corpus_sha256, load_corpus, save_corpus
+from bitwright.engine.model_file import open_model
+from bitwright.engine.tokenizer import Tokenizer
 from bitwright.errors import ConfigError, InputError
 from tests.corpora.fake_tokenizer import FakeTokenizer
 
@@ -130,6 +133,7 @@ def leaky(folder: Path, on_leak: str):
     (folder / "t.txt").write_text("\n\n".join(texts))
     text = (
         f'category = "general"\non_leak = "{on_leak}"\n'
+        "[splits]\ncalibrate = 0.7\nprobe = 0.1\nselect = 0.1\nreport = 0.1\n"
         '[[sources]]\nkind = "text"\npath = "t.txt"\nmin_chars = 0\n'
     )
     return parse_recipe(text, name="r.toml", folder=folder)
@@ -138,10 +142,12 @@ def leaky(folder: Path, on_leak: str):
 def test_leaks_are_refused_with_names_or_dropped_and_listed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.txt:\d+ and t\.txt:\d+ \(\d+%\)"):
         build_corpus(leaky(tmp_path, "refuse"), FakeTokenizer(), n_ctx=64, seed=0)
-    corpus = build_corpus(leaky(tmp_path, "drop"), FakeTokenizer(), n_ctx=32, seed=3)
+    corpus = build_corpus(leaky(tmp_path, "drop"), FakeTokenizer(), n_ctx=32, seed=0)
     assert len(corpus.statistics["leaks"]["dropped"]) > 0
-    used = {chunk.split for chunk in corpus.chunks}
-    assert len(used) == 1  # all documents overlap, so only the first one's split has any
+    # All documents overlap, so only the split of the one read first has any.
+    assert {chunk.split for chunk in corpus.chunks} == {"calibrate"}
+    with pytest.raises(InputError, match=r"'overlap with another split': [1-9]"):
+        build_corpus(leaky(tmp_path, "drop"), FakeTokenizer(), n_ctx=4096, seed=0)
 
 
 def test_identical_documents_are_used_once(tmp_path: Path) -> None:
@@ -263,3 +269,20 @@ def test_corpora_are_plain_values() -> None:
     assert replace(corpus, n_ctx=1).n_ctx == 1
     with pytest.raises(ValueError, match="train"):
         corpus.split("train")
+
+
+def test_demo_model_chat_with_its_real_tokenizer() -> None:
+    with Tokenizer(open_model("demo")) as tokenizer:
+        assert tokenizer.chat_template == CHAT_TEMPLATE
+        corpus = build_corpus(
+            load_recipe("tool_calling"), tokenizer, n_ctx=256, seed=0, need_tokens=NEED
+        )
+        chunk = corpus.split("report")[0]
+        called = tokenizer.decode(chunk.tokens[chunk.kinds == 4])
+        texts = corpus_texts(corpus, tokenizer)
+    assert called.startswith('<tool_call>\n{"name": "')
+    assert called.endswith("}\n</tool_call><|im_end|>")
+    assert (chunk.tokens == tokenizer.bos_id).sum() == len(chunk.starts)
+    assert corpus.statistics["template"] == "model"
+    name, text = next(iter(texts.items()))
+    assert overlap(texts, {"item": text})[0].document == name

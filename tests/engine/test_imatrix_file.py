@@ -247,6 +247,7 @@ def old_entry(name, n_chunks, n_values, data):
         (struct.pack("<i", 1) + old_entry(b"a", 1, 0, bytes(16)), "entry a has no values"),
         (struct.pack("<i", 1) + struct.pack("<i", 2**30) + bytes(99), "bytes long"),
         (struct.pack("<i", 2) + old_entry(b"a", 1, 1, bytes(4)) * 2, "entry a occurs twice"),
+        (struct.pack("<i", 1) + old_entry(b"a", 1, 1, b"\0\0\xa0\x7f"), "entry a .* not finite"),
     ],
 )
 def test_broken_old_form(tmp_path, data, reason):

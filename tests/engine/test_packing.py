@@ -32,7 +32,7 @@ def random_imatrix(model, seed=0):
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory):
     path = tmp_path_factory.mktemp("moe") / "moe.gguf"
-    return open_model(tiny_gguf(path, n_expert=4, tied=False, n_layer=1))
+    return open_model(tiny_gguf(path, n_expert=4, tied=False, n_layer=1, n_ff=256))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The session on real tiny models: logits, swaps, restores, refusals."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def demo():
 @pytest.fixture(scope="module")
 def moe_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("moe") / "moe.gguf"
-    return open_model(tiny_gguf(path, n_expert=4, tied=False, n_layer=1))
+    return open_model(tiny_gguf(path, n_expert=4, tied=False, n_layer=1, n_ff=256))
 
 
 # -- logits -----------------------------------------------------------------------------------
@@ -187,6 +188,25 @@ def test_a_layout_equals_the_written_file(tmp_path, moe_file, ftype):
         assert np.array_equal(session.logits(batch, [0], rows), before)
 
 
+@pytest.mark.parametrize("how", ["viewed", "accelerator"])
+def test_weights_behind_views_and_on_accelerators_swap_alike(monkeypatch, moe_file, how):
+    """Views rebuild the graph, and buffers that are not the host's are cleared first."""
+    batch, rows, name = tokens(32), np.arange(32), "blk.0.ffn_up_exps.weight"
+    packed = Packer(moe_file, None).pack(name, "Q3_K")
+    with Session(moe_file, options()) as session:
+        before = session.logits(batch, [0], rows).copy()
+        with session.swapped(name, "Q3_K", packed):
+            expected = session.logits(batch, [0], rows).copy()
+        weights = session._store.weights
+        weights[name] = replace(weights[name], viewed=how == "viewed")
+        if how == "accelerator":
+            monkeypatch.setattr(lib, "buffer_is_host", lambda buffer: False)
+        with session.swapped(name, "Q3_K", packed):
+            assert (session._context is None) == (how == "viewed")
+            assert np.array_equal(session.logits(batch, [0], rows), expected)
+        assert np.array_equal(session.logits(batch, [0], rows), before)
+
+
 def test_weights_are_those_of_the_graph_in_order(moe_file):
     with Session(moe_file, options()) as session:
         roles = [name.removeprefix("blk.0.").removesuffix(".weight") for name in session.weights]
@@ -260,7 +280,7 @@ def test_quantized_reference(tmp_path):
         before = session.logits(tokens(20), [0], np.arange(20)).copy()
         with session.swapped(name, "Q2_K", Packer(model, None).pack(name, "Q2_K")):
             assert not np.array_equal(session.logits(tokens(20), [0], np.arange(20)), before)
-        # F16 is wider than the loaded bytes: its values go in at Q8_0, which changes hardly a thing.
+        # F16 is wider than the loaded bytes: its values go in at Q8_0, which changes little.
         with session.swapped(name, "F16", Packer(model, None).pack(name, "F16")):
             wide = session.logits(tokens(20), [0], np.arange(20))
             assert kld(before, wide).max() < 1e-4
@@ -338,6 +358,8 @@ def test_limits(tmp_path):
         Session(demo_file, options(max_sequences=257))
     with pytest.raises(ConfigError, match="threads is -1"):
         Session(demo_file, options(threads=-1))
+    with Session(demo_file, options(n_ctx=8)) as session:
+        assert session.logits(tokens(8), list(range(8)), np.arange(8)).shape == (8, 2048)
     assert resolve_threads(0) >= 1
     assert resolve_threads(3) == 3
 

@@ -160,6 +160,9 @@ def test_verdicts_without_a_gain_say_so() -> None:
     result["verdict"], result["chosen"] = "worse, baseline written", result["baseline"]
     sentence = verdict_sentence(result)
     assert sentence.startswith("Worse, baseline written: on code, our best layout has 1.300 times")
+    assert "KLD of our best layout over" in html_report(result, make_extras())
+    assert "KLD of our best layout over" in model_card(result, make_extras())
+    assert "ours / =" in results_text(result)
     result["target_kld_ratio"] = interval(None)
     assert verdict_sentence(result).startswith("No verdict")
     parsed(html_report(result, make_extras()))

@@ -45,6 +45,7 @@ def test_the_network_computes_what_llama_cpp_computes_with_the_shipped_weights()
     assert np.abs(np.exp(ours) - theirs.softmax(-1).numpy()).max() < 1e-3
 
 
+@pytest.mark.slow
 def test_a_run_trains_resumes_and_exports_a_model_that_llama_cpp_reads(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     trainer = make_trainer(tmp_path, 0, SMALL)
@@ -69,6 +70,7 @@ def test_a_run_trains_resumes_and_exports_a_model_that_llama_cpp_reads(tmp_path:
         assert session.logits(ids, (0,), np.arange(len(ids))).shape == (len(ids), 400)
 
 
+@pytest.mark.slow
 def test_conversations_are_whole_and_do_not_see_each_other(tmp_path: Path) -> None:
     batches: Batches = make_trainer(tmp_path, 0, SMALL).batches
     rows = batches.conversation_rows(2, 384, SHARES)

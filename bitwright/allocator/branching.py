@@ -1,0 +1,213 @@
+"""The knapsack with further linear constraints, by HiGHS.
+
+The linear relaxation gives a multiplier for each constraint; with them every option has a
+reduced cost, which is what it costs above a proven bound. Only options whose reduced cost does
+not exceed the distance between bound and best known choice are given to branch and bound.
+HiGHS works in floating point: each choice is checked again, the bytes in integers.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import csr_matrix, hstack, identity
+
+from bitwright.allocator.knapsack import Choice, Floats, Ints, Options, least_per_tensor
+
+# The core's objective runs from 0 to about this: HiGHS's absolute gap of 1e-6 is 1e-10 of it.
+CORE_SCALE = 1e4
+# Measured limits are met to this part; bytes exactly.
+LIMIT_TOLERANCE = 1e-9
+TIGHTENINGS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """Constraints ``use`` (K, n) ≤ ``limit`` (K,), row 0 being bytes, and what multipliers prove.
+
+    ``reduced`` (n,) is ≥ 0, and 0 for one option of each tensor; no choice costs less than
+    ``bound``.
+    """
+
+    options: Options
+    use: Floats
+    limit: Floats
+    multipliers: Floats
+    reduced: Floats
+    bound: float
+
+    def cost(self, chosen: Ints) -> float:
+        """Σ cost of a choice (T,)."""
+        return float(self.options.cost[chosen].sum())
+
+    def broken(self, chosen: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which constraints a choice breaks."""
+        slack = LIMIT_TOLERANCE * np.abs(self.limit)
+        slack[0] = 0.0  # sums of whole bytes are exact in float64 up to 2**53
+        return np.asarray(self.use[:, chosen].sum(axis=1) > self.limit + slack)
+
+
+def least_cost_within(
+    options: Options,
+    budget: int,
+    use: Floats,
+    limit: Floats,
+    relative_gap: float,
+    time_limit_s: float,
+) -> Choice | None:
+    """Least Σ cost with Σ size ≤ ``budget`` and Σ ``use`` (K, n) ≤ ``limit`` (K,); None if none."""
+    all_use = np.concatenate([options.size[None].astype(np.float64), use])
+    relaxed = relax(options, all_use, np.concatenate([[float(budget)], limit]))
+    if relaxed is None:
+        return None
+    best = _rounded(relaxed)
+    everything = float(relaxed.reduced.max())
+    margin = _first_margin(relaxed.reduced, len(np.unique(options.owner)))
+    if best is not None:
+        margin = min(relaxed.cost(best) - relaxed.bound, everything)
+    bound, core = relaxed.bound, 0
+    while best is None or relaxed.cost(best) - bound > relative_gap * abs(relaxed.cost(best)):
+        found, below, core = _search_core(relaxed, margin, time_limit_s)
+        if found is not None and (best is None or relaxed.cost(found) < relaxed.cost(best)):
+            best = found
+        # What lies outside the core costs at least `margin` above the relaxation's bound.
+        outside = np.inf if margin >= everything else relaxed.bound + margin
+        bound = max(bound, min(below, outside))
+        if margin >= everything or (best is not None and relaxed.cost(best) <= outside):
+            break
+        wanted = margin * 8 if best is None else relaxed.cost(best) - relaxed.bound
+        margin = min(max(wanted, everything * 1e-6), everything)
+    return None if best is None else Choice(best, bound, core, 0)
+
+
+def relax(options: Options, use: Floats, limit: Floats) -> Relaxed | None:
+    """Solve the linear relaxation; None if not even fractions of types satisfy it.
+
+    The bound is computed again from the multipliers and holds for any that are ≥ 0: tolerances
+    of the LP solver can weaken it, but not make it wrong.
+    """
+    owner, cost = options.owner, options.cost
+    cost_unit = _unit(cost - least_per_tensor(cost, owner)[owner])
+    units = np.array([_unit(row - least_per_tensor(row, owner)[owner]) for row in use])
+    result = linprog(  # type: ignore[call-overload]  # the stubs know no sparse matrices
+        cost / cost_unit,
+        A_ub=csr_matrix(use / units[:, None]),
+        b_ub=limit / units,
+        A_eq=_one_each(owner),
+        b_eq=np.ones(int(owner[-1]) + 1),
+        bounds=(0, 1),
+        method="highs",
+    )
+    if result.status == 2:
+        return None
+    found = np.zeros(len(limit)) if result.status else np.maximum(-result.ineqlin.marginals, 0)
+    multipliers = found * cost_unit / units
+    priced = cost + multipliers @ use
+    floor = least_per_tensor(priced, owner)
+    bound = float(floor.sum() - multipliers @ limit)
+    return Relaxed(options, use, limit, multipliers, priced - floor[owner], bound)
+
+
+def _rounded(relaxed: Relaxed) -> Ints | None:
+    """Per tensor the option that the multipliers make cheapest, if that is feasible."""
+    owner = relaxed.options.owner
+    order = np.lexsort((relaxed.options.size, relaxed.reduced, owner))
+    chosen: Ints = order[np.searchsorted(owner, np.arange(int(owner[-1]) + 1))]
+    return None if relaxed.broken(chosen).any() else chosen
+
+
+def _search_core(
+    relaxed: Relaxed, margin: float, time_limit_s: float
+) -> tuple[Ints | None, float, int]:
+    """The best choice (T,) of the options with reduced cost ≤ ``margin``, or None.
+
+    Also a lower bound for all of them, and their number. A choice that breaks a constraint once
+    it is rounded is searched again with that constraint tightened; the first bound stays.
+    """
+    core = np.flatnonzero(relaxed.reduced <= margin)
+    owner, use = relaxed.options.owner[core], relaxed.use[:, core]
+    least = np.stack([least_per_tensor(row, owner) for row in use])
+    step, room = use - least[:, owner], relaxed.limit - least.sum(axis=1)
+    units = np.array([_unit(row) for row in step])
+    scale = CORE_SCALE / max(margin, 1e-300)
+    price, slack_price = relaxed.reduced[core] * scale, relaxed.multipliers * units * scale
+    below = np.inf
+    for _ in range(TIGHTENINGS):
+        taken, floor = _branch_and_bound(
+            price, slack_price, step / units[:, None], room / units, owner, time_limit_s
+        )
+        below = min(below, relaxed.bound + floor / scale)
+        if taken is None:
+            break
+        broken = relaxed.broken(core[taken])
+        if not broken.any():
+            return core[taken], below, len(core)
+        room = room - np.where(broken, units * 1e-6, 0.0)
+    return None, below, len(core)
+
+
+def _branch_and_bound(
+    price: Floats,
+    slack_price: Floats,
+    step: Floats,
+    room: Floats,
+    owner: Ints,
+    time_limit_s: float,
+) -> tuple[Ints | None, float]:
+    """Minimise price·x + slack_price·(room - step·x): the choice or None, and a lower bound.
+
+    With the slacks as variables the objective is the cost above the relaxation's bound: numbers
+    from 0 up, small where it matters.
+    """
+    if (room < 0).any():
+        return None, np.inf
+    options, slacks = len(price), len(room)
+    rows = hstack([csr_matrix(step), identity(slacks)])
+    one_each = hstack([_one_each(owner), csr_matrix((int(owner[-1]) + 1, slacks))])
+    with _silent_stdout():
+        result = milp(
+            np.concatenate([price, slack_price]),
+            constraints=[LinearConstraint(rows, room, room), LinearConstraint(one_each, 1, 1)],
+            integrality=np.concatenate([np.ones(options), np.zeros(slacks)]),
+            bounds=Bounds(0.0, np.concatenate([np.ones(options), np.full(slacks, np.inf)])),
+            options={"mip_rel_gap": 0.0, "time_limit": time_limit_s},
+        )
+    bound = 0.0 if result.mip_dual_bound is None else float(result.mip_dual_bound)
+    if result.x is None:
+        return None, np.inf if result.status == 2 else bound
+    return np.flatnonzero(result.x[:options] > 0.5), bound
+
+
+@contextlib.contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """HiGHS prints some lines to stdout whatever its options say; results belong there alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _first_margin(reduced: Floats, tensors: int) -> float:
+    """Reduced cost under which about three options per tensor lie."""
+    return float(np.sort(reduced)[min(3 * tensors, len(reduced) - 1)])
+
+
+def _one_each(owner: Ints) -> csr_matrix:
+    entries = (np.ones(len(owner)), (owner, np.arange(len(owner))))
+    return csr_matrix(entries, shape=(int(owner[-1]) + 1, len(owner)))
+
+
+def _unit(values: Floats) -> float:
+    """A scale that brings most of the values near 1."""
+    used = np.abs(values[values != 0])
+    return float(np.median(used)) if len(used) else 1.0
