@@ -162,7 +162,7 @@ def between(known: Iterable[tuple[float, float]], bpw: float) -> float:
     above = [p for p in points if p[0] >= bpw]
     if not below or not above:
         end_bpw, damage = points[0] if not below else points[-1]
-        return damage * 4.0 ** (end_bpw - bpw)
+        return damage * math.pow(4.0, end_bpw - bpw)
     (low, at_low), (high, at_high) = below[-1], above[0]
     part = 0.0 if high == low else (bpw - low) / (high - low)
     if at_low > 0 and at_high > 0:

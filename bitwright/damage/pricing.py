@@ -1,4 +1,4 @@
-"""From probes to every type: damage(tensor, type) = probe damage · (error / probe's error)^exponent.
+"""From probes to every type: damage = probe damage · (error / error at the probe type)^exponent.
 
 The errors are the tensor's own importance-weighted packing errors. One massive channel can dominate
 such an error at the probe type and mislead by orders of magnitude (seen in ffn_down of a few
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bitwright.damage.damage_map import DamageMap
 from bitwright.damage.ledger import SPANS
 from bitwright.engine.ggml_types import tensor_type
-from bitwright.engine.packing import Packer
+from bitwright.engine.packing import ERROR_ROWS, Packer
 from bitwright.errors import ConfigError, InputError
 
 Doubles = NDArray[np.float64]
@@ -51,11 +51,13 @@ class DamageTable:
         Raises:
             ConfigError: a category that was not measured.
         """
-        return self.nats @ self._vector(weights)
+        nats: Doubles = self.nats @ self._vector(weights)
+        return nats
 
     def weighted_se(self, weights: Mapping[str, float]) -> Doubles:
         """Standard error of `weighted`, categories taken as independent: nats [T, Y]."""
-        return np.sqrt(np.square(self.se) @ np.square(self._vector(weights)))
+        variance: Doubles = np.square(self.se) @ np.square(self._vector(weights))
+        return np.sqrt(variance)
 
     def _vector(self, weights: Mapping[str, float]) -> Doubles:
         if unknown := sorted(set(weights) - set(self.categories)):
@@ -85,17 +87,21 @@ def types_to_pack(damage_map: DamageMap, offered: Offered) -> dict[str, tuple[st
 
 
 def packing_errors(
-    packer: Packer, types: Offered, *, progress: Progress | None = None
+    packer: Packer,
+    types: Offered,
+    *,
+    max_rows: int = ERROR_ROWS,
+    progress: Progress | None = None,
 ) -> dict[tuple[str, str], float]:
     """Relative packing error of each (tensor, type), over the packer's threads.
 
-    Importance-weighted where the imatrix has the tensor, else unweighted.
-    `progress(done, total, label)` counts pairs.
+    Importance-weighted where the imatrix has the tensor, else unweighted; on at most `max_rows`
+    evenly spread rows. `progress(done, total, label)` counts pairs.
     """
     pairs = [(tensor, type_name) for tensor, names in types.items() for type_name in names]
     errors: dict[tuple[str, str], float] = {}
     with ThreadPoolExecutor(packer.threads) as pool:
-        found = pool.map(lambda pair: packer.relative_error(*pair), pairs)
+        found = pool.map(lambda pair: packer.relative_error(*pair, max_rows=max_rows), pairs)
         for pair, error in zip(pairs, found, strict=True):
             errors[pair] = error
             if progress is not None:
