@@ -21,7 +21,7 @@ def content_dir(folder: str) -> Path:
         if candidate.is_dir():
             return candidate
     raise ConfigError(
-        f"the content folder {folder!r} is missing from this installation of bitwright: reinstall it"
+        f"the content folder {folder!r} is missing from this installation: reinstall bitwright"
     )
 
 

@@ -106,9 +106,10 @@ def relax(options: Options, use: Floats, limit: Floats) -> Relaxed | None:
         return None
     found = np.zeros(len(limit)) if result.status else np.maximum(-result.ineqlin.marginals, 0)
     multipliers = found * cost_unit / units
-    priced = cost + multipliers @ use
+    least = np.stack([least_per_tensor(row, owner) for row in use])
+    priced = cost + multipliers @ (use - least[:, owner])  # smaller numbers round less
     floor = least_per_tensor(priced, owner)
-    bound = float(floor.sum() - multipliers @ limit)
+    bound = float(floor.sum() - multipliers @ (limit - least.sum(axis=1)))
     return Relaxed(options, use, limit, multipliers, priced - floor[owner], bound)
 
 

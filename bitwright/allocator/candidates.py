@@ -39,6 +39,14 @@ class CandidateLayout:
     how: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A choice, and how far it may be from the optimum (a part of the cost); None if proven."""
+
+    types: Mapping[str, str]
+    gap: float | None = None
+
+
 def propose(
     options: OptionSet,
     tables: Mapping[float, DamageTable],
@@ -88,19 +96,25 @@ def _variants(
         label = "target" if exponent == base else f"target-exponent-{exponent:g}"
         cost = _cost(options, tables[exponent], only)
         how = f"least predicted {target} damage, type curve with exponent {exponent:g}"
-        yield label, _per_tensor(options, cost, room), how
+        yield _solved(label, how, _per_tensor(options, cost, room))
     cost = _cost(options, tables[base], only)
     mix = _mixed(tables[base].categories, target)
     if len(mix) > 1:
         mixed = _cost(options, tables[base], mix)
         shares = f"{MIXED_SHARE:.0%} {target}, {1 - MIXED_SHARE:.0%} the mean of the others"
-        yield "mixed", _per_tensor(options, mixed, room), f"least predicted damage of {shares}"
+        how = f"least predicted damage of {shares}"
+        yield _solved("mixed", how, _per_tensor(options, mixed, room))
     by_role = _per_role(options, cost, room)
     if by_role is not None:
-        yield ROLE_RULE, by_role, f"one type per role, least predicted {target} damage"
+        yield _solved(ROLE_RULE, f"one type per role, least predicted {target} damage", by_role)
     alike = _uniform(options, cost, room)
     if alike is not None:
         yield UNIFORM, alike[1], f"{alike[0]} for every tensor that can take it"
+
+
+def _solved(label: str, how: str, found: _Found) -> tuple[str, Mapping[str, str], str]:
+    """With the solver's gap in the sentence, in the rare case that it could not close it."""
+    return label, found.types, how if found.gap is None else f"{how} (within {found.gap:.1e})"
 
 
 def _mixed(categories: Sequence[str], target: str) -> dict[str, float]:
@@ -198,12 +212,12 @@ class _Group:
     choices: tuple[Mapping[str, str], ...]
 
 
-def _per_tensor(options: OptionSet, cost: Cost, room: int) -> dict[str, str]:
+def _per_tensor(options: OptionSet, cost: Cost, room: int) -> _Found:
     groups = [_Group(n, tuple({n: t} for t in options.offered[n])) for n in options.tensors]
     return _solve(options, groups, cost, room)
 
 
-def _per_role(options: OptionSet, cost: Cost, room: int) -> dict[str, str] | None:
+def _per_role(options: OptionSet, cost: Cost, room: int) -> _Found | None:
     """One ladder type per role; None when that is too coarse for the budget."""
     members: dict[str, list[str]] = {}
     for name in options.tensors:
@@ -231,9 +245,9 @@ def _uniform(options: OptionSet, cost: Cost, room: int) -> tuple[str, Mapping[st
     return kind, types
 
 
-def _solve(options: OptionSet, groups: Sequence[_Group], cost: Cost, room: int) -> dict[str, str]:
+def _solve(options: OptionSet, groups: Sequence[_Group], cost: Cost, room: int) -> _Found:
     if not groups:
-        return {}
+        return _Found({})
     choices = [choice for group in groups for choice in group.choices]
     problem = Problem(
         tensors=tuple(group.name for group in groups),
@@ -246,5 +260,6 @@ def _solve(options: OptionSet, groups: Sequence[_Group], cost: Cost, room: int) 
         ),
         budget_bytes=room,
     )
-    chosen = solve(problem).chosen
-    return {name: kind for j in chosen for name, kind in choices[int(j)].items()}
+    solution = solve(problem)
+    types = {name: kind for j in solution.chosen for name, kind in choices[int(j)].items()}
+    return _Found(types, None if solution.proven else solution.gap)

@@ -60,34 +60,38 @@ def least_cost(options: Options, budget: int, relative_gap: float) -> Choice | N
     Of equal options of one tensor the first wins, so the caller's order breaks ties.
     """
     keep = undominated(options)
-    few = Options(options.owner[keep], options.cost[keep], options.size[keep])
-    hull = hull_steps(few)
-    if few.size[hull.smallest].sum() > budget:
+    few, room = _above_smallest(options, keep, budget)
+    if room < 0:
         return None
-    budget = _reachable(few, hull.smallest, budget)
-    chosen, multiplier = _rounded(few, hull, budget)
+    hull = hull_steps(few)
+    chosen, multiplier = _rounded(few, hull, room)
     priced = few.cost + multiplier * few.size
     floor = least_per_tensor(priced, few.owner)
-    bound = float(floor.sum() - multiplier * budget)
-    chosen = _swapped(few, budget, chosen)
+    bound = float(floor.sum() - multiplier * room)
+    chosen = _swapped(few, room, chosen)
     cost = float(few.cost[chosen].sum())
     if cost - bound <= relative_gap * abs(cost):
         return Choice(keep[chosen], min(bound, cost), 0, 0)
     reduced = priced - floor[few.owner]
     core = np.flatnonzero(reduced <= cost - bound)
-    found = _Search(few, core, reduced, budget, relative_gap / 2).run(chosen)
+    if len(core) == len(floor):  # nothing is undecided, and rounding hides the rest
+        return Choice(keep[chosen], bound, len(core), 0)
+    found = _Search(few, core, reduced, room, relative_gap / 2).run(chosen)
     return Choice(keep[found.chosen], found.bound, len(core), found.max_states)
 
 
-def _reachable(options: Options, smallest: Ints, budget: int) -> int:
-    """The budget, lowered to what sizes can add up to: they grow in common steps (blocks, padding).
+def _above_smallest(options: Options, keep: Ints, budget: int) -> tuple[Options, int]:
+    """The kept options with sizes above their tensor's smallest, and the bytes left for that.
 
-    Without this a few bytes that nothing can use would keep the bound from closing.
+    Smaller numbers round less once they are priced. What is left is lowered to a multiple of the
+    sizes' common step (blocks, padding): a few bytes that nothing can use would keep the bound
+    from closing.
     """
-    least = options.size[smallest]
-    step = int(np.gcd.reduce(options.size - least[options.owner]))
-    floor = int(least.sum())
-    return floor + (budget - floor) // step * step if step else floor
+    owner, size = options.owner[keep], options.size[keep]
+    least = np.minimum.reduceat(size, _starts(owner))
+    growth = size - least[owner]
+    room, step = budget - int(least.sum()), int(np.gcd.reduce(growth))
+    return Options(owner, options.cost[keep], growth), room // step * step if step else room
 
 
 def undominated(options: Options) -> Ints:

@@ -1,15 +1,15 @@
 """The exact solver: one type per tensor, least damage, within the bytes.
 
-A multiple-choice knapsack. With the file's bytes as the only constraint an exact dynamic program
-solves it (``knapsack``); with further linear constraints, HiGHS does (``branching``). Both prove
-their result: no layout costs less than ``bound``.
+A multiple-choice knapsack. With the file's bytes as the only constraint that binds, an exact
+dynamic program solves it (``knapsack``); with further linear constraints, HiGHS (``branching``).
+Both prove their result: no choice costs less than ``bound``.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from bitwright.allocator.branching import least_cost_within
+from bitwright.allocator.branching import LIMIT_TOLERANCE, least_cost_within
 from bitwright.allocator.knapsack import Floats, Ints, Options, least_cost, least_per_tensor
 from bitwright.errors import BudgetError
 
@@ -69,7 +69,8 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
 
     Deterministic. Of a tensor's options with equal cost the smallest wins, then the first by
     name; tensors with the same options get the larger types in the order of their names.
-    ``time_limit_s`` is for each HiGHS run, so only for problems with limits.
+    ``time_limit_s`` is for each run of HiGHS, so only for problems whose limits bind; where it
+    ends the search, ``proven`` is False and ``gap`` says how much better a choice could be.
 
     Raises:
         BudgetError: no choice satisfies the constraints; the message says which one, and the
@@ -79,14 +80,13 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
     _refuse_hopeless(problem)
     order = _tie_order(problem)
     options = Options(problem.owner[order], problem.cost[order], problem.size_bytes[order])
-    if problem.limits:
+    found = least_cost(options, problem.budget_bytes, RELATIVE_GAP)
+    if found is not None and not _within_limits(problem, order[found.chosen]):
         use = np.stack([one.use[order] for one in problem.limits])
         limit = np.array([one.limit for one in problem.limits], dtype=np.float64)
         found = least_cost_within(
             options, problem.budget_bytes, use, limit, RELATIVE_GAP, time_limit_s
         )
-    else:
-        found = least_cost(options, problem.budget_bytes, RELATIVE_GAP)
     if found is None:
         raise BudgetError(_conflict(problem))
     chosen = _in_name_order(problem, order[found.chosen])
@@ -118,11 +118,18 @@ def _refuse_hopeless(problem: Problem) -> None:
         )
     for one in problem.limits:
         floor = float(least_per_tensor(one.use, problem.owner).sum())
-        if floor > one.limit + 1e-9 * abs(one.limit):
+        if floor > one.limit + LIMIT_TOLERANCE * abs(one.limit):
             raise BudgetError(
                 f"{one.label} is limited to {one.limit:.6g}, but no choice of types goes below "
                 f"{floor:.6g}: relax it at least to that"
             )
+
+
+def _within_limits(problem: Problem, chosen: Ints) -> bool:
+    return all(
+        float(one.use[chosen].sum()) <= one.limit + LIMIT_TOLERANCE * abs(one.limit)
+        for one in problem.limits
+    )
 
 
 def _tie_order(problem: Problem) -> Ints:

@@ -5,8 +5,9 @@ With p the reference's probabilities and z a row of logits,
     KLD = t(z) - t(z_reference),   t(z) = log Σ exp(z - max z) - p · (z - max z),
 
 and t(z_reference) is the reference's entropy. Both terms go through the same float32 kernel, so
-its systematic errors cancel; partial sums of `SEGMENT` items are added in float64. Measured against
-float64: below 1e-6 nats per token and 1e-7 in the mean, at a tenth of the time.
+its systematic errors cancel; partial sums of `SEGMENT` items are added in float64. The error is
+about 1e-6 nats of a token and below 1e-7 of a mean, several times faster than float64: the
+CPU's `exp` decides how much.
 """
 
 from dataclasses import dataclass

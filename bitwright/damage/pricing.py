@@ -24,6 +24,7 @@ Offered = Mapping[str, Sequence[str]]
 Progress = Callable[[int, int, str], None]
 
 TRAP_FACTOR = 8.0
+FLOOR_FACTOR = 2.0  # below it a damage cannot be told from the noise of decoding twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class DamageTable:
 
     nats, se: float64 [T, Y, C], NaN where a type is not offered. measured: bool [T, Y], True where
     a probe stands behind the price directly. clamped: (tensor, type) whose error ratio was held
-    back. clipped: (tensor, category) whose measured damage was negative and counts as 0 (its
-    standard error stays).
+    back. clipped: (tensor, category) whose measured damage is not above `FLOOR_FACTOR` times
+    the noise floor, or negative: it counts as 0 and its standard error stays.
     """
 
     tensors: tuple[str, ...]
@@ -131,6 +132,7 @@ def price_types(
     types = tuple(sorted({t for names in offered.values() for t in names}, key=_bits))
     shape = (len(tensors), len(types), len(categories))
     nats, se, measured = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape[:2], bool)
+    floor = np.array([FLOOR_FACTOR * damage_map.noise_floor.get(c, 0.0) for c in categories])
     usual = _usual_ratios(probes, errors, offered)
     clamped: list[tuple[str, str]] = []
     for i, tensor in enumerate(tensors):
@@ -139,7 +141,7 @@ def price_types(
             source = _nearest(probes[tensor], tensor, type_name, errors)
             ratio, held = _ratio(tensor, type_name, source.type, errors, usual)
             scale = ratio**exponent
-            nats[i, j] = np.maximum(source.nats, 0.0) * scale
+            nats[i, j] = np.where(source.nats > floor, source.nats, 0.0) * scale
             se[i, j] = source.se * scale
             measured[i, j] = source.type == type_name
             clamped += [(tensor, type_name)] * held
@@ -147,7 +149,9 @@ def price_types(
     clipped = tuple(
         (tensor, categories[c])
         for tensor in tensors
-        for c in np.flatnonzero(np.any([p.nats < 0 for p in probes[tensor]], axis=0))
+        for c in np.flatnonzero(
+            np.any([(p.nats < 0) | (p.nats < floor) for p in probes[tensor]], axis=0)
+        )
     )
     return DamageTable(tensors, types, categories, nats, se, measured, tuple(clamped), clipped)
 

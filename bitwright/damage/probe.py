@@ -19,6 +19,7 @@ from bitwright.engine.ggml_types import fallback_type, tensor_type
 from bitwright.engine.model_file import ModelFile
 from bitwright.engine.packing import Bytes, Packer
 from bitwright.engine.session import Session
+from bitwright.engine.suffix import SuffixRunner
 from bitwright.engine.tensors import is_quantizable
 from bitwright.errors import ConfigError, EngineError, InputError
 
@@ -59,6 +60,20 @@ def full_forward(session: Session, chunk: Chunk) -> Iterator[ChunkForward]:
             return reference()
 
     yield ChunkForward(reference, probe)
+
+
+def suffix_forward(runner: SuffixRunner) -> OpenChunk:
+    """Each probe from where its weight is first used, equal to `full_forward` bit for bit.
+
+    The runner must be of the session that is probed, and stay open.
+    """
+
+    @contextmanager
+    def open_chunk(session: Session, chunk: Chunk) -> Iterator[ChunkForward]:
+        stream = runner.start(chunk.tokens, chunk.starts, chunk.rows())
+        yield ChunkForward(stream.reference_logits, stream.logits_with_swap)
+
+    return open_chunk
 
 
 def probe_types(

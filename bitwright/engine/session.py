@@ -75,6 +75,10 @@ class Session:
         )
         self.swap_mode = "real"
         self.notes: list[str] = []
+        if self.working_type == "BF16" and not lib.has_bf16() and not self.options.gpu_layers:
+            self.notes.append(
+                "this CPU has no BF16 instructions: --working-type F16 is several times faster"
+            )
         self._swapped: set[str] = set()
         self._context: DecodeContext | None = None
         self.loaded = LoadedModel(model, gpu_layers=self.options.gpu_layers)
@@ -113,7 +117,7 @@ class Session:
         """
         rows = np.asarray(rows, np.int64)
         first = np.asarray(starts, np.int64)
-        self._check_batch(tokens, first, rows)
+        self.check_batch(tokens, first, rows)
         view = self._open_context().decode(tokens, starts, rows)
         # A sum is finite only if every term is, and costs a fraction of the forward pass.
         with np.errstate(invalid="ignore", over="ignore"):
@@ -127,9 +131,10 @@ class Session:
             )
         return view
 
-    def _check_batch(
+    def check_batch(
         self, tokens: NDArray[np.int32], first: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> None:
+        """Raise ConfigError for a batch that does not fit the context or the vocabulary."""
         n, limit = len(tokens), self.options.n_ctx
         if not 0 < n <= limit:
             raise ConfigError(

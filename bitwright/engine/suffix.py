@@ -64,7 +64,7 @@ class SuffixRunner:
     ) -> "Stream":
         """A stream over one batch, as `Session.logits` takes it; computes nothing yet."""
         rows = np.asarray(rows, np.int64)
-        self.session._check_batch(tokens, np.asarray(starts, np.int64), rows)
+        self.session.check_batch(tokens, np.asarray(starts, np.int64), rows)
         return Stream(self, np.array(tokens, np.int32), tuple(starts), rows)
 
     def record(self, stream: "Stream") -> tuple[Floats, Tape]:

@@ -2,10 +2,14 @@
 
 Tokens of one document resemble each other, so the document is the unit that is resampled, and a
 mean per token is a ratio of two document sums. Ratios of two files use the same resampled
-documents for both (paired). Intervals are symmetric studentized bootstrap intervals (Hall, "The
-Bootstrap and Edgeworth Expansion", 1992, §3.5-3.6) with the linearised standard error of a ratio
-(Cochran, "Sampling Techniques", 1977, §2.11): on heavy-tailed KLD they hold their level where
-percentile and BCa intervals are too narrow, above all with few documents.
+documents for both (paired).
+
+An interval is the union of two bootstrap intervals: the studentized one (Hall, "The Bootstrap and
+Edgeworth Expansion", 1992, §3.5) with the linearised standard error of a ratio (Cochran, "Sampling
+Techniques", 1977, §2.11), and the percentile one widened for few documents (Hesterberg, "What
+Teachers Should Know About the Bootstrap", 2015, §4.3). On heavy-tailed KLD each alone is too
+narrow, and BCa too; together they hold 92.5 to 96 % where 95 % is asked for, from 8 documents on,
+even when one document carries most of the damage (tests/eval/test_statistics.py).
 """
 
 import math
@@ -15,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, stdtrit
 
 from bitwright.eval.tokens import TokenTable, check_same_tokens
 
@@ -25,6 +30,7 @@ RESAMPLES = 4000
 CONFIDENCE = 0.95
 # Cells of the (resamples, documents) weight matrix that exist at one time: 32 MB in float64.
 BLOCK_CELLS = 4_000_000
+MOST_LOG = 700.0  # exp of more does not fit a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ def summarize(table: TokenTable, rng: np.random.Generator, resamples: int = RESA
     kld, top1, log_ratio = (total[:3] / total[3]).tolist()
     kld_se, top1_se, log_ratio_se = ratio_errors(sums, rng, resamples)
     median, p99 = np.quantile(table.kld, [0.5, 0.99]).tolist()
-    ppl_ratio = math.exp(min(log_ratio, 700.0))
+    ppl_ratio = math.exp(min(log_ratio, MOST_LOG))
     return Summary(
         kld_nats=kld,
         se=kld_se,
@@ -122,11 +128,11 @@ def paired_ratio(
     if len(sums) == 0 or min(total) <= 0.0:
         return Interval(None, None, None, len(sums))
     estimate = math.log(total[0] / total[1])
-    margin = _symmetric_margin(sums, rng, resamples, confidence, log=True)
-    if margin is None:
+    bounds = _interval(sums, rng, resamples, confidence, log=True)
+    if bounds is None:
         return Interval(math.exp(estimate), None, None, len(sums))
-    low, high = estimate - margin, estimate + margin
-    return Interval(math.exp(estimate), math.exp(low), math.exp(high), len(sums))
+    low, high = (math.exp(min(bound, MOST_LOG)) for bound in bounds)
+    return Interval(math.exp(estimate), low, high, len(sums))
 
 
 def paired_difference(
@@ -148,10 +154,10 @@ def paired_difference(
         return Interval(None, None, None, 0)
     difference, tokens = sums.sum(axis=0).tolist()
     value = difference / tokens
-    margin = _symmetric_margin(sums, rng, resamples, confidence, log=False)
-    if margin is None:
+    bounds = _interval(sums, rng, resamples, confidence, log=False)
+    if bounds is None:
         return Interval(value, None, None, len(sums))
-    return Interval(value, value - margin, value + margin, len(sums))
+    return Interval(value, *bounds, len(sums))
 
 
 def verdict(ratio: Interval) -> Verdict:
@@ -210,26 +216,44 @@ def ratio_errors(
     return list(corrected)
 
 
-def _symmetric_margin(
+def _interval(
     sums: FloatArray, rng: np.random.Generator, resamples: int, confidence: float, *, log: bool
-) -> float | None:
-    """Half width of the interval for x/y (or its logarithm), from document sums (n_documents, 2).
+) -> tuple[float, float] | None:
+    """Bounds of x/y (or of its logarithm), from document sums (n_documents, 2).
 
     None where too many resamples have no spread or no sign (two or three documents).
     """
-    if len(sums) < 2:
+    n_documents = len(sums)
+    if n_documents < 2:
         return None
     x, y = sums.T
     columns = np.stack([x, y, x * x, x * y, y * y], axis=1)
-    estimate, error = _ratio_and_error(columns.sum(axis=0, keepdims=True), log)
+    estimate, error = (
+        float(part[0]) for part in _ratio_and_error(columns.sum(axis=0, keepdims=True), log)
+    )
     estimates, errors = _ratio_and_error(resampled_sums(columns, rng, resamples), log)
-    distance = np.abs(estimates - estimate)
+    tail = (1.0 - confidence) / 2.0
     # No distance at all is a perfect resample; a distance without spread bounds nothing.
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(distance == 0.0, 0.0, distance / errors)
-    t = np.where(np.isnan(t), np.inf, t)
-    critical = float(np.quantile(t, confidence, method="higher"))
-    return critical * float(error[0]) if math.isfinite(critical) else None
+        t = np.where(estimates == estimate, 0.0, (estimates - estimate) / errors)
+    t_low, t_high = _outer_quantiles(t, tail)
+    widened = _widened_tail(tail, n_documents)
+    low, high = _outer_quantiles(estimates, widened)
+    bounds = min(low, estimate - t_high * error), max(high, estimate - t_low * error)
+    return bounds if all(map(math.isfinite, bounds)) else None
+
+
+def _outer_quantiles(values: FloatArray, tail: float) -> tuple[float, float]:
+    """The ``tail`` and ``1 - tail`` quantiles; values that are not known count as extreme."""
+    low = np.quantile(np.where(np.isnan(values), -np.inf, values), tail, method="lower")
+    high = np.quantile(np.where(np.isnan(values), np.inf, values), 1.0 - tail, method="higher")
+    return float(low), float(high)
+
+
+def _widened_tail(tail: float, n_documents: int) -> float:
+    """The tail whose normal quantile is Student's t quantile, with the variance's n/(n - 1)."""
+    t = stdtrit(n_documents - 1, tail) * math.sqrt(n_documents / (n_documents - 1))
+    return float(ndtr(t))
 
 
 def _ratio_and_error(totals: FloatArray, log: bool) -> tuple[FloatArray, FloatArray]:

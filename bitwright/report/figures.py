@@ -123,8 +123,9 @@ def prediction_figure(predictions: Sequence[Prediction]) -> str:
 
 
 def _axes(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Roles in order of appearance, layers by number with the blockless column first."""
-    roles = [str(role) for role in dict.fromkeys(rows["role"])]
+    """Roles by name and layers by number; what belongs to no block comes first in both."""
+    outside = {str(r) for r, n in zip(rows["role"], rows["layer"], strict=True) if pd.isna(n)}
+    roles = sorted(set(map(str, rows["role"])), key=lambda role: (role not in outside, role))
     names = {_layer_name(layer) for layer in rows["layer"]}
     layers = sorted(names, key=lambda name: -1 if name == OUTSIDE else int(name))
     return roles, layers
@@ -152,5 +153,6 @@ def _legend(entries: Sequence[tuple[float, str]]) -> str:
     items = []
     for level, text in entries:
         color = "rgb({},{},{})".format(*ramp_color(level))
-        items.append(f'<span><i style="background:{color}"></i>{escape(text)}</span>')
+        style = f"display:inline-block;width:.9em;height:.9em;margin:0 .3em;background:{color}"
+        items.append(f'<span><i style="{style}"></i>{escape(text)}</span> ')
     return f'<p class="legend">{"".join(items)}</p>'

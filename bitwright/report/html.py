@@ -145,12 +145,19 @@ def _price(result: Mapping[str, Any]) -> str:
     figure = ratio_figure(result)
     if not figure:
         return ""
-    worse = [c for c, r in result["off_target_kld_ratio"].items() if ratio_verdict(r) == "higher"]
-    text = (
-        f"Off the target it costs: KLD is higher on {', '.join(worse)}."
-        if worse
-        else "Off the target no category shows a higher KLD than the baseline's."
-    )
+    shown: dict[str, list[str]] = {}
+    for category, ratio in result["off_target_kld_ratio"].items():
+        shown.setdefault(ratio_verdict(ratio), []).append(category)
+    sentences = [
+        f"{words} {', '.join(shown[kind])}."
+        for kind, words in (
+            ("higher", "Off the target it costs: KLD is higher on"),
+            ("lower", "KLD is lower on"),
+            ("no difference shown", "No difference is shown on"),
+        )
+        if kind in shown
+    ]
+    text = " ".join(sentences)
     return (
         f"<h2>The price elsewhere</h2><p>{escape(text)}</p>{figure}"
         f'<p class="soft">KLD of {escape(compared_name(result))} over KLD of '
@@ -217,7 +224,8 @@ def _predictions(result: Mapping[str, Any], extras: ReportExtras) -> str:
     head = ["layout", "category", "predicted nats", "measured nats", "predicted / measured"]
     return (
         f"<h2>Predicted and measured</h2><p>{escape(text)}The sum of single damages proposes "
-        f"layouts; the measured KLD of the whole layout decides.</p>{figure}{_table(head, rows)}"
+        f"layouts; the measured KLD of the whole layout decides.</p>{figure}"
+        f"<details><summary>All values</summary>{_table(head, rows)}</details>"
     )
 
 
@@ -257,7 +265,8 @@ def _noise(extras: ReportExtras) -> str:
 
 
 def _making(result: Mapping[str, Any], extras: ReportExtras) -> str:
-    items: dict[str, object] = {"chosen": result["chosen"], "baseline": result["baseline"], **extras.recipe}
+    labels = {key: result[key] for key in ("chosen", "baseline")}
+    items: dict[str, object] = {**labels, **extras.recipe}
     rows = "".join(
         f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in flat_items(items)
     )

@@ -1,6 +1,7 @@
 """Small inline SVG figures: a grid of coloured cells, intervals on a log axis, a scatter plot.
 
-They hold no scripts and ask for nothing; text takes the page's colours through CSS variables.
+They hold no scripts and ask for nothing. Attributes give the looks that they have anywhere, such as
+in a notebook; a page's style sheet may override them by class.
 """
 
 import math
@@ -10,6 +11,13 @@ from html import escape
 
 # Points of a perceptually ordered ramp, dark violet to yellow; readable on dark and light pages.
 RAMP = ((49, 24, 82), (80, 60, 140), (52, 110, 150), (40, 150, 135), (110, 195, 90), (240, 225, 60))
+
+RULE = 'class="rule" stroke="currentColor" stroke-dasharray="4 4"'
+BAR = 'class="bar" stroke="#2a8a7b" stroke-width="3"'
+DOT = 'class="dot" fill="#2a8a7b"'
+FRAME = 'class="frame" fill="none" stroke="currentColor" stroke-opacity="0.3"'
+EMPTY = FRAME.replace("frame", "empty")
+FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +68,17 @@ def intervals(spans: Sequence[Span], label: str) -> str:
     def x(value: float) -> float:
         return left + width * math.log(value / low) / math.log(high / low)
 
-    parts = [f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="22" y2="{height - 8}" class="rule"/>']
+    parts = [f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="22" y2="{height - 8}" {RULE}/>']
     parts += [_text(x(tick), 14, f"×{tick:g}", anchor="middle") for tick in _ticks(low, high)]
     for i, span in enumerate(spans):
         y = 40 + step * i
         parts.append(_text(left - 10, y + 4, span.label, anchor="end"))
         if span.low is not None and span.high is not None:
             ends = f'x1="{x(span.low):.1f}" x2="{x(span.high):.1f}"'
-            parts.append(f'<line {ends} y1="{y}" y2="{y}" class="bar"/>')
-        parts.append(f'<circle cx="{x(span.value):.1f}" cy="{y}" r="5" class="dot"/>')
+            parts.append(f'<line {ends} y1="{y}" y2="{y}" {BAR}/>')
+        parts.append(f'<circle cx="{x(span.value):.1f}" cy="{y}" r="5" {DOT}/>')
         parts.append(_text(left + width + 14, y + 4, span.note))
-    return _figure(left + width + 260, height, parts, label)
+    return _figure(left + width + 340, height, parts, label)
 
 
 def scatter(points: Sequence[tuple[str, float, float]], names: tuple[str, str], label: str) -> str:
@@ -82,15 +90,15 @@ def scatter(points: Sequence[tuple[str, float, float]], names: tuple[str, str], 
     def at(value: float) -> float:
         return side * math.log(value / low) / math.log(high / low)
 
-    box = f'<rect x="{left}" y="{top}" width="{side}" height="{side}" class="frame"/>'
+    box = f'<rect x="{left}" y="{top}" width="{side}" height="{side}" {FRAME}/>'
     corner = f'x1="{left}" y1="{top + side}" x2="{left + side}" y2="{top}"'
-    parts = [box, f'<line {corner} class="rule"/>']
+    parts = [box, f"<line {corner} {RULE}/>"]
     for tick in _ticks(low, high):
         parts.append(_text(left + at(tick), top + side + 18, f"{tick:g}", anchor="middle"))
         parts.append(_text(left - 8, top + side - at(tick) + 4, f"{tick:g}", anchor="end"))
     for title, x, y in points:
         where = f'cx="{left + at(x):.1f}" cy="{top + side - at(y):.1f}"'
-        parts.append(f'<circle {where} r="5" class="dot"><title>{escape(title)}</title></circle>')
+        parts.append(f'<circle {where} r="5" {DOT}><title>{escape(title)}</title></circle>')
     parts.append(_text(left + side / 2, top + side + 40, names[0], anchor="middle"))
     turned = f'transform="rotate(-90 14 {top + side / 2:.0f})"'
     parts.append(_text(14, top + side / 2, names[1], anchor="middle", more=turned))
@@ -112,7 +120,7 @@ def _grid_cell(cell: Cell, left: float, top: float, width: float, height: float)
     rect = f'x="{x:.1f}" y="{y}" width="{width - 1.5:.1f}" height="{height - 1.5}" rx="2"'
     title = f"<title>{escape(cell.title)}</title>"
     if cell.level is None:
-        return f'<g>{title}<rect {rect} class="empty"/></g>'
+        return f"<g>{title}<rect {rect} {EMPTY}/></g>"
     red, green, blue = ramp_color(cell.level)
     ink = "#111" if 0.3 * red + 0.59 * green + 0.11 * blue > 115 else "#fff"
     inside = ""
@@ -137,12 +145,10 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", more: str = "") -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}'.rstrip()
-    return f'<text {place} class="ink">{escape(text)}</text>'
+    return f'<text {place} class="ink" fill="currentColor">{escape(text)}</text>'
 
 
 def _figure(width: float, height: float, parts: Sequence[str], label: str) -> str:
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
-    body = "".join(parts)
-    return (
-        f'<div class="fig"><svg {size} role="img" aria-label="{escape(label)}">{body}</svg></div>'
-    )
+    head = f'<svg {size} {FONT} role="img" aria-label="{escape(label)}">'
+    return f'<div class="fig">{head}{"".join(parts)}</svg></div>'

@@ -15,7 +15,7 @@ from bitwright.corpora.records import Corpus
 from bitwright.corpora.store import load_corpus, save_corpus
 from bitwright.damage.damage_map import load_damage_map, save_damage_map
 from bitwright.damage.ledger import Ledger
-from bitwright.damage.pricing import packing_errors, price_types
+from bitwright.damage.pricing import packing_errors, price_types, types_to_pack
 from bitwright.damage.probe import measure_damage
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.imatrix_collect import collect_imatrix
@@ -33,7 +33,7 @@ from bitwright.eval.files import score_file
 from bitwright.eval.scores import scores_of
 from bitwright.eval.suite import load_suite
 from bitwright.workflows.output import Output, bytes_text
-from bitwright.workflows.run_folder import METRICS_VERSION, RunFolder, chunks_sha256, key_of
+from bitwright.workflows.run_folder import METRICS_VERSION, RunFolder, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,6 @@ def damage(
     key = key_of(
         model.sha256(),
         found.sha256() if found else None,
-        {c: chunks_sha256(part) for c, part in chunks.items()},
         [choice.options.working_type, choice.options.n_ctx, choice.options.gpu_layers],
         METRICS_VERSION,
     )
@@ -235,7 +234,7 @@ def allocate(
     budget_bytes = resolve_budget(parse_budget(budget), model, stock_size(model))
     options.require_feasible(budget_bytes)
     packer = make_packer(model, found, choice, None)
-    errors = packing_errors(packer, options.offered)
+    errors = packing_errors(packer, types_to_pack(mapped, options.offered))
     table = price_types(mapped, errors, options.offered)
     if target not in table.categories:
         raise ConfigError(

@@ -27,9 +27,10 @@ class ImatrixMixes(_Strict):
 
 
 class DamageSettings(_Strict):
-    """How each tensor's damage is probed."""
+    """How each tensor's damage is probed; ``row_stride`` scores every n-th row of a chunk."""
 
     probe_type: str = "Q2_K"
+    row_stride: Annotated[int, Field(ge=1, le=64)] = 1
 
 
 class EngineSettings(_Strict):

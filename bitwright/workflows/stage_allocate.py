@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bitwright.allocator.candidates import CandidateLayout, predict, propose
 from bitwright.corpora.records import Corpus
 from bitwright.damage.damage_map import DamageMap
-from bitwright.damage.pricing import DamageTable, price_types
+from bitwright.damage.pricing import DamageTable, price_types, types_to_pack
 from bitwright.engine.imatrix import Imatrix
 from bitwright.eval.divergence import Candidate
 from bitwright.eval.scores import kld_ratio, mean_kld
@@ -59,7 +59,7 @@ def allocate(
     options.require_feasible(plan.budget_bytes)
     for note in (*options.notes, *options.freedom_notes(plan.budget_bytes)):
         ctx.reporter.note(note)
-    errors = measure_errors(ctx, imatrix, imatrix_key, options.offered)
+    errors = measure_errors(ctx, imatrix, imatrix_key, types_to_pack(damage_map, options.offered))
     tables = {e: price_types(damage_map, errors, options.offered, exponent=e) for e in EXPONENTS}
     proposed = propose(options, tables, plan.budget_bytes, ctx.spec.target)
     stock = stock_candidate(plan, ctx.spec.baseline, tables[1.0])

@@ -7,6 +7,7 @@ from typing import Any
 
 from bitwright.corpora.records import Corpus
 from bitwright.damage.damage_map import DamageMap, load_damage_map, save_damage_map
+from bitwright.damage.forward import choose_forward, thinned
 from bitwright.damage.ledger import Ledger
 from bitwright.damage.pricing import packing_errors
 from bitwright.damage.probe import measure_damage as probe_damage
@@ -30,7 +31,8 @@ def measure_damage(
     ctx: RunContext, corpora: Mapping[str, Corpus], imatrix: Imatrix, imatrix_key: str
 ) -> tuple[DamageMap, str]:
     """The damage map, from the run folder or measured (going on where a kill left it), and key."""
-    chunks = {c: corpora[c].split("probe") for c in ctx.categories}
+    stride = ctx.spec.damage.row_stride
+    chunks = {c: [thinned(k, stride) for k in corpora[c].split("probe")] for c in ctx.categories}
     inputs = {
         "model": ctx.model.sha256(),
         "imatrix": imatrix_key,
@@ -39,6 +41,10 @@ def measure_damage(
         "metrics": METRICS_VERSION,
     }
     key = key_of("damage", inputs, ctx.engine_key())
+    # The ledger names chunks by content, so that one more category costs only its own probes.
+    ledger_key = key_of(
+        "probes", inputs["model"], imatrix.sha256(), METRICS_VERSION, ctx.engine_key()
+    )
     n_chunks = sum(len(found) for found in chunks.values())
     ctx.reporter.stage(
         "damage", f"one tensor at a time to {ctx.spec.damage.probe_type}, {n_chunks} chunks"
@@ -50,13 +56,19 @@ def measure_damage(
         with Session(ctx.model, ctx.options) as session:
             for note in session.notes:
                 ctx.reporter.note(note)
-            with Ledger(folder / "ledger.sqlite", key) as ledger:
+            first = chunks[ctx.spec.target][0]
+            with (
+                choose_forward(session, first) as forwards,
+                Ledger(folder / "ledger.sqlite", ledger_key) as ledger,
+            ):
+                ctx.reporter.note(forwards.reason)
                 found = probe_damage(
                     session,
                     packer,
                     chunks,
                     ledger,
                     probe_type=ctx.spec.damage.probe_type,
+                    open_chunk=forwards.open_chunk,
                     progress=ctx.reporter.step,
                 )
         files = save_damage_map(found, folder)

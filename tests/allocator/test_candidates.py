@@ -1,6 +1,6 @@
 import math
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -95,7 +95,6 @@ def test_the_role_rule_gives_each_role_one_type_and_uniform_all(tmp_path):
     assert all(len(kinds) == 1 for kinds in by_role.values())
     assert len({next(iter(kinds)) for kinds in by_role.values()}) > 1
     assert len(set(found["uniform"].types.values())) == 1
-    assert len({next(iter(k)) for k in by_role.values()} | {"x"}) > 1
     assert found["uniform"].predicted["code"] >= found["role-rule"].predicted["code"]
 
 
@@ -112,7 +111,7 @@ def test_more_budget_never_raises_the_predicted_damage(options):
     priced = {1.0: table(options)}
     sizes = np.linspace(options.smallest_bytes, options.largest_bytes, 12).astype(int)
     damages = [propose(options, priced, int(s), "code")[0].predicted["code"] for s in sizes]
-    assert all(b <= a + 1e-12 for a, b in zip(damages, damages[1:], strict=False))
+    assert all(b <= a + 1e-12 for a, b in pairwise(damages))
 
 
 def test_pins_and_fixed_tensors_stay(model):

@@ -59,7 +59,7 @@ def test_write_then_read_gives_the_same_layout(model, tmp_path):
     assert layout_sha256(found) == layout_sha256(Layout(MappingProxyType(types)))
 
 
-@given(st.text(st.characters(min_codepoint=33), min_size=1, max_size=20))
+@given(st.text(st.characters(codec="utf-8", min_codepoint=33), min_size=1, max_size=20))
 def test_a_rule_survives_what_llama_quantize_does_to_it(name):
     rule = anchored_rule(name, "Q3_K")
     assert rule.split() == [rule]

@@ -5,6 +5,7 @@ import pytest
 
 from bitwright.allocator.ladders import ladder, load_ladders
 from bitwright.allocator.options import build_options
+from bitwright.allocator.rules import load_rules
 from bitwright.engine.file_plan import predict_size
 from bitwright.engine.imatrix import Imatrix, ImatrixEntry
 from bitwright.engine.model_file import open_model
@@ -133,7 +134,7 @@ def test_tensors_that_are_never_quantized_are_counted_but_not_offered(tmp_path):
     for name in (*plain, "blk.0.ffn_gate_inp.weight", "blk.0.attn_norm.weight"):
         assert options.fixed[name] == model.tensor(name).type
         assert options.reasons[name] == "never quantized"
-    full = options.complete({n: "Q2_K" for n in options.tensors})
+    full = options.complete(dict.fromkeys(options.tensors, "Q2_K"))
     assert not set(full) & set(plain)
     for pin in ("blk.0.ffn_gate_inp.weight", "*_norm.weight"):
         with pytest.raises(ConfigError, match="never quantized"):
@@ -281,3 +282,31 @@ def test_notes_at_the_edges(dense):
     assert options.freedom_notes((least + most) // 2) == ()
     assert "0 bytes of the budget stay unused" in options.freedom_notes(most)[0]
     assert "77 bytes of the budget stay unused" in options.freedom_notes(most + 77)[0]
+
+
+# The content files
+
+
+@pytest.mark.parametrize(
+    ("folder_file", "text", "load", "message"),
+    [
+        ("ladders", "schema = 1\n[ladders.A]\ntypes = ['Q9']", load_ladders, "not a tensor type"),
+        ("ladders", "schema = 1\n[ladders.A]\ntypes = ['Q8_K']", load_ladders, "cannot pack"),
+        ("ladders", "schema = 1\n[ladders.A]\ntypes = []", load_ladders, "at least 1"),
+        ("ladders", "schema = 1\n[ladders.A]\ntype = ['Q2_K']", load_ladders, "types|type"),
+        ("ladders", "schema = ", load_ladders, "not valid TOML"),
+        ("names", "schema = 1\n[shares]\nS = 2", load_rules, r"shares\.S"),
+        ("names", "schema = 2", load_rules, "names.toml"),
+    ],
+)
+def test_broken_content_is_refused(tmp_path, monkeypatch, folder_file, text, load, message):
+    (tmp_path / f"{folder_file}.toml").write_text(text)
+    monkeypatch.setattr("bitwright.content.content_dir", lambda folder: tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        load()
+
+
+def test_the_rules_are_those_that_names_promise():
+    rules = load_rules()
+    assert (rules.shares.S, rules.shares.M, rules.shares.L) == (0.9, 0.7, 0.5)
+    assert rules.unmeasured["other"] == "Q4_K"

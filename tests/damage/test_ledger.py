@@ -44,9 +44,10 @@ def test_a_probe_measured_twice_counts_once(tmp_path: Path) -> None:
 
 def test_a_transaction_that_did_not_end_leaves_no_row(tmp_path: Path) -> None:
     path = tmp_path / "l.sqlite"
+    broken = dataclasses.replace(SPANS["overall"], sum_kld=float("nan"))
+    spans = {"scored": SPANS["scored"], "overall": broken}
     with Ledger(path, "a") as ledger, pytest.raises(StorageError, match="NOT NULL"):
-        broken = dataclasses.replace(SPANS["overall"], sum_kld=float("nan"))
-        ledger.record(PROBE, {"scored": SPANS["scored"], "overall": broken})
+        ledger.record(PROBE, spans)
     with Ledger(path, "a") as ledger:
         assert ledger.probes("c0", "code") == {}
 

@@ -42,7 +42,7 @@ OFFERED = dict.fromkeys(NAMES, TYPES)
 
 
 def test_a_price_is_the_probe_scaled_by_the_error_ratio() -> None:
-    found = made_map({n: (0.5, 0.2) for n in NAMES})
+    found = made_map(dict.fromkeys(NAMES, (0.5, 0.2)))
     table = price_types(found, made_errors(NAMES), OFFERED)
     assert table.types == ("Q2_K", "IQ3_S", "Q3_K", "Q4_K")
     assert table.nats.shape == (5, 4, 2)
@@ -55,7 +55,7 @@ def test_a_price_is_the_probe_scaled_by_the_error_ratio() -> None:
 
 
 def test_weighted_sums_categories() -> None:
-    table = price_types(made_map({n: (0.5, 0.2) for n in NAMES}), made_errors(NAMES), OFFERED)
+    table = price_types(made_map(dict.fromkeys(NAMES, (0.5, 0.2))), made_errors(NAMES), OFFERED)
     np.testing.assert_allclose(table.weighted({"code": 1.0, "math": 2.0})[:, 0], 0.9)
     np.testing.assert_allclose(table.weighted_se({"code": 3.0, "math": 4.0})[:, 0], 0.05)
     with pytest.raises(ConfigError, match="'chat'"):
@@ -66,7 +66,7 @@ def test_one_massive_channel_cannot_mislead_by_more_than_the_factor() -> None:
     errors = made_errors(NAMES)
     errors[NAMES[1], "Q2_K"] = 1e-6  # the probe's error vanishes: ratios explode
     errors[NAMES[2], "Q4_K"] = 1e-9  # this type seems free
-    table = price_types(made_map({n: (0.5, 0.2) for n in NAMES}), errors, OFFERED)
+    table = price_types(made_map(dict.fromkeys(NAMES, (0.5, 0.2))), errors, OFFERED)
     usual = 0.08
     assert table.nats[1, 3, 0] <= 0.5 * 8 * usual * 1.0001
     assert table.nats[2, 3, 0] == pytest.approx(0.5 * usual / 8)
@@ -79,26 +79,35 @@ def test_more_bits_never_cost_more_inside_a_family() -> None:
     errors = made_errors(NAMES)
     errors[NAMES[0], "Q3_K"] = 0.15  # packs worse than Q2_K here
     errors[NAMES[0], "Q4_K"] = 0.035
-    table = price_types(made_map({n: (0.5, 0.2) for n in NAMES}), errors, OFFERED)
+    table = price_types(made_map(dict.fromkeys(NAMES, (0.5, 0.2))), errors, OFFERED)
     q2, _, q3, q4 = table.nats[0, :, 0]
     assert q2 == 0.5
     assert q2 >= q3 >= q4
-    low = price_types(made_map({n: (0.5, 0.2) for n in NAMES}, "Q3_K"), errors, OFFERED)
+    low = price_types(made_map(dict.fromkeys(NAMES, (0.5, 0.2)), "Q3_K"), errors, OFFERED)
     assert low.nats[0, 2, 0] == 0.5  # measured
     assert low.nats[0, 0, 0] >= 0.5
 
 
 def test_negative_damage_counts_as_nothing_and_keeps_its_noise() -> None:
-    damage = {n: (0.5, 0.2) for n in NAMES} | {NAMES[4]: (-1e-4, 0.2)}
+    damage = dict.fromkeys(NAMES, (0.5, 0.2)) | {NAMES[4]: (-1e-4, 0.2)}
     table = price_types(made_map(damage), made_errors(NAMES), OFFERED)
     assert (table.nats[4, :, 0] == 0.0).all()
     assert (table.se[4, :, 0] > 0).all()
     assert table.clipped == ((NAMES[4], "code"),)
 
 
+def test_damage_under_the_noise_floor_counts_as_nothing() -> None:
+    found = made_map(dict.fromkeys(NAMES, (0.5, 0.2)))
+    found = dataclasses.replace(found, noise_floor={"code": 0.01, "math": 0.11})
+    table = price_types(found, made_errors(NAMES), OFFERED)
+    assert (table.nats[:, :, 0] > 0).all()
+    assert (table.nats[:, :, 1] == 0).all()
+    assert table.clipped == tuple((name, "math") for name in NAMES)
+
+
 def test_types_that_are_not_offered_have_no_price() -> None:
     offered = OFFERED | {NAMES[0]: ("Q4_0", "F16")}
-    table = price_types(made_map({n: (0.5, 0.2) for n in NAMES}), made_errors(NAMES), offered)
+    table = price_types(made_map(dict.fromkeys(NAMES, (0.5, 0.2))), made_errors(NAMES), offered)
     given = ~np.isnan(table.nats[0]).any(axis=1)
     assert [t for t, there in zip(table.types, given, strict=True) if there] == ["Q4_0", "F16"]
     assert (np.isnan(table.weighted({"code": 1.0})[0]) == ~given).all()
@@ -108,12 +117,12 @@ def test_types_that_are_not_offered_have_no_price() -> None:
 
 def test_an_all_zero_tensor_is_priced_like_the_others() -> None:
     errors = made_errors(NAMES) | {(NAMES[0], t): 0.0 for t in ERROR}
-    table = price_types(made_map({n: (0.5, 0.2) for n in NAMES}), errors, OFFERED)
+    table = price_types(made_map(dict.fromkeys(NAMES, (0.5, 0.2))), errors, OFFERED)
     assert np.isfinite(table.nats).all()
 
 
 def test_a_second_probe_prices_the_types_next_to_it() -> None:
-    low = made_map({n: (0.5, 0.2) for n in NAMES})
+    low = made_map(dict.fromkeys(NAMES, (0.5, 0.2)))
     high = made_map({NAMES[0]: (0.06, 0.02)}, "Q4_K")
     both = dataclasses.replace(
         low, rows=tidy([*low.rows.to_dict("records"), *high.rows.to_dict("records")])
@@ -134,7 +143,7 @@ def test_the_probed_type_is_packed_too() -> None:
 
 
 def test_unmeasured_is_not_zero() -> None:
-    found = made_map({n: (0.5, 0.2) for n in NAMES[1:]})
+    found = made_map(dict.fromkeys(NAMES[1:], (0.5, 0.2)))
     with pytest.raises(InputError, match=r"1 of 5 tensors .*blk\.0"):
         price_types(found, made_errors(NAMES), OFFERED)
     blank = made_map({n: (0.5, float("nan")) for n in NAMES})
@@ -143,6 +152,6 @@ def test_unmeasured_is_not_zero() -> None:
     errors = made_errors(NAMES)
     del errors[NAMES[2], "Q2_K"]
     with pytest.raises(InputError, match=r"packing error of blk\.2.* at Q2_K"):
-        price_types(made_map({n: (0.5, 0.2) for n in NAMES}), errors, OFFERED)
+        price_types(made_map(dict.fromkeys(NAMES, (0.5, 0.2))), errors, OFFERED)
     with pytest.raises(ConfigError, match="span"):
         price_types(found, errors, {}, span="all")

@@ -35,6 +35,8 @@ def draw_pair(
     rng: np.random.Generator, n_documents: int, tail: str, ratio: float = 0.9
 ) -> tuple[TokenTable, TokenTable]:
     """Two files on the same tokens: E[KLD of b] = 0.05 nats, E[KLD of a] = ratio · 0.05."""
+    if tail == "dominated":
+        return _draw_dominated(rng, n_documents, ratio)
     lengths = rng.integers(20, 120, n_documents)
     document = np.repeat(np.arange(n_documents), lengths)
     n = len(document)
@@ -48,4 +50,16 @@ def draw_pair(
     b = 0.05 * token * hard
     shift = np.exp(rng.normal(-0.02, 0.2, n_documents))[document]
     a = ratio * b * shift * np.exp(rng.normal(-0.125, 0.5, n))
+    return table(a, document, label="a"), table(b, document, label="b")
+
+
+def _draw_dominated(
+    rng: np.random.Generator, n_documents: int, ratio: float
+) -> tuple[TokenTable, TokenTable]:
+    """A few documents carry most of the KLD, and not the same share in both files."""
+    lengths = rng.integers(20, 60, n_documents)
+    document = np.repeat(np.arange(n_documents), lengths)
+    shared = rng.normal(-0.72, 1.2, n_documents)
+    b = 0.05 * np.exp(shared + rng.normal(-0.5, 1.0, n_documents))[document]
+    a = 0.05 * ratio * np.exp(shared + rng.normal(-0.18, 0.6, n_documents))[document]
     return table(a, document, label="a"), table(b, document, label="b")

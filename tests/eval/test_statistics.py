@@ -100,13 +100,25 @@ def test_pairing_sees_what_separate_errors_cannot() -> None:
 @pytest.mark.parametrize("tail", ["exponential", "lognormal", "pareto"])
 @pytest.mark.parametrize("n_documents", [12, 60])
 def test_ratio_intervals_hold_their_level(tail: str, n_documents: int) -> None:
+    assert 0.92 <= coverage(tail, n_documents) <= 0.98
+
+
+@pytest.mark.parametrize("n_documents", [12, 40])
+def test_intervals_nearly_hold_their_level_where_few_documents_carry_the_damage(
+    n_documents: int,
+) -> None:
+    # The hardest case: percentile, BCa and t intervals cover 80 to 87 % here.
+    assert 0.91 <= coverage("dominated", n_documents) <= 0.98
+
+
+def coverage(tail: str, n_documents: int) -> float:
     rng = np.random.default_rng(11)
     seeds, hits = 400, 0
     for _ in range(seeds):
         a, b = draw_pair(rng, n_documents, tail)
         ratio = paired_ratio(a, b, rng, resamples=400)
         hits += ratio.low <= 0.9 <= ratio.high
-    assert 0.92 <= hits / seeds <= 0.98
+    return hits / seeds
 
 
 @pytest.mark.parametrize("tail", ["exponential", "lognormal"])
