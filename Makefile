@@ -26,11 +26,11 @@ dev: .venv/dev-installed
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	@echo "building llama.cpp (once, a few minutes) ..."
 	$(BIN)/pip wheel --quiet --no-deps --find-links $(WHEELS) -w $(WHEELS) -c constraints.txt llama-cpp-python
-	$(BIN)/pip install --quiet --find-links $(WHEELS) -c constraints.txt -e .
+	$(BIN)/pip install --quiet --find-links $(WHEELS) -c constraints.txt -e '.[eval]'
 	@touch $@
 
 .venv/dev-installed: .venv/installed
-	$(BIN)/pip install --quiet --find-links $(WHEELS) -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --find-links $(WHEELS) -c constraints.txt -e '.[dev,eval]'
 	@touch $@
 
 demo: install

@@ -7,7 +7,15 @@ from typing import Any
 
 from bitwright.corpora.records import Chunk, Corpus
 from bitwright.engine.session import Session, SessionOptions
-from bitwright.eval.divergence import Candidate, ScoreTable, noise_floor, score_layouts
+from bitwright.errors import StorageError
+from bitwright.eval.divergence import (
+    Candidate,
+    ScoreTable,
+    document_ids,
+    noise_floor,
+    score_layouts,
+)
+from bitwright.eval.tokens import load_tables, save_tables
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.run_folder import METRICS_VERSION, chunks_sha256, key_of
 
@@ -41,20 +49,51 @@ def score_on(
 ) -> Scored:
     """Score layouts against the reference; finished parts are taken from the run folder.
 
-    ``stage`` names the folder of the token tables ('select' or 'report').
+    ``stage`` names the folder of the token tables ('select' or 'report'). A rerun of a finished
+    one loads no model.
     """
-    store = ctx.folder.file(stage, "tokens", "x").parent
-    key = key_of(
+    reference = key_of(
         "reference", ctx.model.sha256(), ctx.engine_key(), options.working_type, METRICS_VERSION
     )
+    inputs = {
+        "reference": reference,
+        "chunks": {c: chunks_sha256(found) for c, found in chunks.items()},
+        "documents": {c: key_of(document_ids(found)) for c, found in chunks.items()},
+        "layouts": {c.label: key_of(dict(c.layout), c.key) for c in candidates},
+    }
+    key = key_of(stage, inputs)
+    paths = {
+        c.label: ctx.folder.file(stage, "scores", f"{number}.npz")
+        for number, c in enumerate(candidates)
+    }
     n_chunks = sum(len(found) for found in chunks.values())
     ctx.reporter.stage(stage, f"{len(candidates)} layouts and the reference on {n_chunks} chunks")
-    with Session(ctx.model, options) as session:
-        noise = noise_floor(session, chunks)
-        table = score_layouts(
-            session, candidates, chunks, store=store, key=key, progress=ctx.reporter.step
-        )
-    return Scored(table, noise)
+
+    def compute() -> tuple[dict[str, Any], list[Path]]:
+        store = ctx.folder.file(stage, "tokens", "x").parent
+        with Session(ctx.model, options) as session:
+            noise = noise_floor(session, chunks)
+            table = score_layouts(
+                session, candidates, chunks, store=store, key=reference, progress=ctx.reporter.step
+            )
+        for label, path in paths.items():
+            save_tables([table.table(label, c) for c in table.categories], path, key)
+        return {"noise_nats": noise}, list(paths.values())
+
+    result = ctx.folder.stage(f"{stage}-scores", key, compute, inputs=inputs)
+    return Scored(_loaded(paths, chunks, key), result["noise_nats"])
+
+
+def _loaded(paths: Mapping[str, Path], chunks: Chunks, key: str) -> ScoreTable:
+    """The tables that `score_on` has just saved, or an earlier run."""
+    documents = {c: document_ids(found) for c, found in chunks.items()}
+    tables = {}
+    for label, path in paths.items():
+        found = load_tables(path, key, label, documents)
+        if found is None:
+            raise StorageError(f"the scores in {path} are damaged: remove the file and run again")
+        tables.update({(label, table.category): table for table in found})
+    return ScoreTable(tuple(paths), tuple(documents), tables)
 
 
 def record_scores(
