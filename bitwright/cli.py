@@ -4,6 +4,7 @@ stdout carries the result, stderr the progress. Exit codes: 0 done, 1 refused (o
 2 usage, 130 interrupted.
 """
 
+import io
 import signal
 import sys
 from pathlib import Path
@@ -147,6 +148,7 @@ def imatrix(
     chunk_size: Annotated[
         int | None, typer.Option(help="Tokens per chunk of a merged old-format file", min=1)
     ] = None,
+    overwrite: Overwrite = False,
     allow_requantize: Requantize = False,
     threads: Threads = 0,
     gpu_layers: GpuLayers = 0,
@@ -159,14 +161,14 @@ def imatrix(
 
     output = Output(json=json_, quiet=quiet)
     if merge:
-        single.merge(merge, out, chunk_size, output)
+        single.merge(merge, out, chunk_size, output, overwrite=overwrite)
         return
     if not model or corpus is None:
         raise typer.BadParameter("give --model and --corpus to collect, or --merge FILE=SHARE")
     choice = _choice(
         model, allow_requantize=allow_requantize, threads=threads, gpu_layers=gpu_layers
     )
-    single.imatrix(choice, corpus, mix, out, output)
+    single.imatrix(choice, corpus, mix, out, output, overwrite=overwrite)
 
 
 @app.command()
@@ -361,6 +363,9 @@ class Interrupted(BaseException):
 
 def main() -> None:
     """Entry point: turns every refusal into one line on stderr and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a console of another code page: no crash
+            stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGINT, _interrupt)
     try:
         app()

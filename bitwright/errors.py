@@ -25,5 +25,9 @@ class EngineError(BitwrightError):
     """llama.cpp refused, or returned something that must not be used (NaN, drifted structs)."""
 
 
+class NotFiniteError(EngineError):
+    """Logits hold NaN or infinity: this result cannot be scored, others can."""
+
+
 class StorageError(BitwrightError):
     """A file cannot be written where it should go (space, permission, would overwrite)."""

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def main(folder: Path) -> None:
-    """Markdown rows: file, size, KLD on the target, ratio to the baseline, top-1; then the price."""
+    """Markdown rows of the target, one per file, and a line for the price elsewhere."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     target = result["target"]
     print(f"| file | bytes | {target} KLD, nats | against stock, same imatrix | top-1 |")

@@ -14,6 +14,7 @@ from bitwright.allocator.rules import Rules, load_rules
 from bitwright.engine.ggml_types import TYPES
 from bitwright.engine.model_file import ModelFile
 from bitwright.engine.tensors import is_body, is_quantizable
+from bitwright.engine.upstream import FTYPES, default_type
 from bitwright.errors import ConfigError
 
 MAX_STEM = 120  # characters; file systems allow 255 bytes, temporary names need some of them
@@ -98,6 +99,24 @@ def _earned(share: Share, rules: Rules) -> tuple[str | None, float]:
         return None, min(names.values())
     name = max(met, key=lambda one: met[one])
     return name, met[name]
+
+
+def nominal_ftype(layout: Layout | Mapping[str, str], model: ModelFile) -> str:
+    """The stock type for general.file_type: the one whose own type most body weights have.
+
+    Among Q3_K_S, Q3_K_M and Q3_K_L it is the name that the layout has earned, else the plainest.
+    Readers only show it; types that no stock type is named after are passed over.
+    """
+    rules = load_rules()
+    for share in body_shares(layout, model):
+        named = [name for name in FTYPES if default_type(name) == share.type]
+        earned, _ = _earned(share, rules)
+        for wanted in (earned, share.type):
+            if wanted in named:
+                return wanted
+        if named:
+            return named[0]
+    return model.reference_type if model.reference_type in FTYPES else "F16"
 
 
 def file_stem(model_name: str, target: str, name: str) -> str:

@@ -5,16 +5,21 @@ dynamic program solves it (``knapsack``); with further linear constraints, HiGHS
 Both prove their result: no choice costs less than ``bound``.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from bitwright.allocator.branching import LIMIT_TOLERANCE, least_cost_within
+from bitwright.allocator.branching import LIMIT_TOLERANCE, least_cost_within, least_use
 from bitwright.allocator.knapsack import Floats, Ints, Options, least_cost, least_per_tensor
 from bitwright.errors import BudgetError
 
 # "Optimal" means: proven to be within this part of the optimum, far below any damage's error.
 RELATIVE_GAP = 1e-9
+# With limits that bind, the last digits cost minutes: many tensors are proven to this part only.
+# Damages are known to a tenth at best.
+LIMITED_GAP = 5e-4
+FEW_TENSORS = 30  # up to which even limits are solved to RELATIVE_GAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,8 @@ class Problem:
 class Solution:
     """The chosen option of each tensor (T,) as an index into the problem's options.
 
-    ``proven``: ``cost`` is within `RELATIVE_GAP` of ``bound``, below which no choice lies.
+    ``proven``: ``cost`` is within `RELATIVE_GAP` of ``bound``, below which no choice lies; within
+    `LIMITED_GAP` where there are limits and more than `FEW_TENSORS` tensors.
     """
 
     chosen: Ints
@@ -85,14 +91,14 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
         use = np.stack([one.use[order] for one in problem.limits])
         limit = np.array([one.limit for one in problem.limits], dtype=np.float64)
         found = least_cost_within(
-            options, problem.budget_bytes, use, limit, RELATIVE_GAP, time_limit_s
+            options, problem.budget_bytes, use, limit, _gap_with_limits(problem), time_limit_s
         )
     if found is None:
-        raise BudgetError(_conflict(problem))
+        raise BudgetError(explain_conflict(problem))
     chosen = _in_name_order(problem, order[found.chosen])
     cost, size = float(problem.cost[chosen].sum()), int(problem.size_bytes[chosen].sum())
     bound = min(found.bound, cost)
-    proven = cost - bound <= RELATIVE_GAP * abs(cost)
+    proven = cost - bound <= _gap_with_limits(problem) * abs(cost)
     return Solution(chosen, cost, size, problem.budget_bytes - size, bound, proven)
 
 
@@ -157,9 +163,35 @@ def _in_name_order(problem: Problem, chosen: Ints) -> Ints:
     return result
 
 
-def _conflict(problem: Problem) -> str:
+def _gap_with_limits(problem: Problem) -> float:
+    few = not problem.limits or len(problem.tensors) <= FEW_TENSORS
+    return RELATIVE_GAP if few else LIMITED_GAP
+
+
+def explain_conflict(problem: Problem) -> str:
+    """Which limits stand against the bytes, and the nearest value of each that can be met.
+
+    The values come from the linear relaxation, so they may be missed by a type or two of one
+    tensor; each keeps everything but the limit it is for.
+    """
+    bytes_use = problem.size_bytes.astype(np.float64)
+    rows = [("the size in bytes", bytes_use, float(problem.budget_bytes))]
+    rows += [(one.label, one.use, one.limit) for one in problem.limits]
+    nearest = []
+    for k, (label, use, limit) in enumerate(rows):
+        others = rows[:k] + rows[k + 1 :]
+        value = least_use(
+            problem.owner, use, np.stack([r[1] for r in others]), np.array([r[2] for r in others])
+        )
+        if value is not None:
+            shown = f"{math.ceil(value):,}" if k == 0 else f"{value:.6g}"
+            given = f"{limit:,.0f}" if k == 0 else f"{limit:.6g}"
+            nearest.append(f"{label} at {shown} (not {given})")
     labels = ", ".join(one.label for one in problem.limits)
-    return (
+    sentence = (
         f"no choice of types keeps within {problem.budget_bytes:,} bytes and {labels} at once, "
-        "though each can be met alone: raise the budget or relax a limit"
+        "though each can be met alone"
     )
+    if not nearest:
+        return f"{sentence}: no single one of them can be relaxed to help, relax several"
+    return f"{sentence}: relax one of them; nearest that can be met: {'; '.join(nearest)}"

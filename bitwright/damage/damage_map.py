@@ -41,6 +41,7 @@ class DamageMap:
     span: 'scored' (the tokens that matter) or 'overall'. layer: missing outside blocks.
     noise_floor: mean |KLD| of the reference decoded again, nats, by category.
     se_method: 'chunks' or 'tokens', by category. n_chunks: probed chunks, by category.
+    failed: tensors without values, since a probe of theirs gave logits that are not finite.
     """
 
     rows: pd.DataFrame
@@ -50,6 +51,7 @@ class DamageMap:
     se_method: Mapping[str, str]
     n_chunks: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -136,6 +138,7 @@ def save_damage_map(damage_map: DamageMap, folder: Path) -> tuple[Path, Path]:
         "standard_error_over": dict(damage_map.se_method),
         "n_chunks": dict(damage_map.n_chunks),
         "notes": list(damage_map.notes),
+        "failed": list(damage_map.failed),
         "spans": list(SPANS),
         "table_sha256": hashlib.sha256(table).hexdigest(),
     }
@@ -175,4 +178,5 @@ def load_damage_map(folder: Path) -> DamageMap:
         se_method=manifest["standard_error_over"],
         n_chunks=manifest["n_chunks"],
         notes=tuple(manifest["notes"]),
+        failed=tuple(manifest.get("failed", ())),
     )

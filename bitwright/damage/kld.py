@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bitwright.errors import EngineError, InputError
+from bitwright.errors import InputError, NotFiniteError
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -64,7 +64,7 @@ def make_reference(logits: Floats, targets: NDArray[np.integer]) -> Reference:
     """Prepare the reference's logits (k, V) float32 for scoring; the logits are not kept.
 
     Raises:
-        EngineError: a logit is NaN or infinite.
+        NotFiniteError: a logit is NaN or infinite.
         InputError: the targets do not belong to these rows.
     """
     target = _checked_targets(logits, targets)
@@ -94,7 +94,7 @@ def score(reference: Reference, logits: Floats, targets: NDArray[np.integer]) ->
     """Score other logits (k, V) float32 of the same rows; the reference's own give exactly 0.
 
     Raises:
-        EngineError: a logit is NaN or infinite; the row and the token are named.
+        NotFiniteError: a logit is NaN or infinite; the row and the token are named.
         InputError: other rows or another vocabulary than the reference's.
     """
     target = _checked_targets(logits, targets)
@@ -184,7 +184,7 @@ def _check_finite(sums: Doubles, rows: slice, z: Floats) -> None:
     row = int(bad[0])
     columns = np.flatnonzero(~np.isfinite(z[row]))
     token = f"token {int(columns[0])} ({z[row, columns[0]]})" if len(columns) else "all of them"
-    raise EngineError(
+    raise NotFiniteError(
         f"row {rows.start + row} has a logit that is NaN or infinite, {token}: "
         "this result cannot be scored"
     )

@@ -1,17 +1,22 @@
 """From probes to every type: damage = probe damage · (error / error at the probe type)^exponent.
 
+Exponent, a factor per type and the spread about both come from the map's own tensors that were
+measured at several types (`curve`); without those it is the plain ratio of errors.
+
 The errors are the tensor's own importance-weighted packing errors. One massive channel can dominate
 such an error at the probe type and mislead by orders of magnitude (seen in ffn_down of a few
 blocks), so each ratio is held within `TRAP_FACTOR` of the usual one for its pair of types.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bitwright.damage.curve import FLOOR_FACTOR, TypeCurve, fit_curve
 from bitwright.damage.damage_map import DamageMap
 from bitwright.damage.ledger import SPANS
 from bitwright.engine.ggml_types import tensor_type
@@ -24,7 +29,6 @@ Offered = Mapping[str, Sequence[str]]
 Progress = Callable[[int, int, str], None]
 
 TRAP_FACTOR = 8.0
-FLOOR_FACTOR = 2.0  # below it a damage cannot be told from the noise of decoding twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class DamageTable:
     nats, se: float64 [T, Y, C], NaN where a type is not offered. measured: bool [T, Y], True where
     a probe stands behind the price directly. clamped: (tensor, type) whose error ratio was held
     back. clipped: (tensor, category) whose measured damage is not above `FLOOR_FACTOR` times
-    the noise floor, or negative: it counts as 0 and its standard error stays.
+    the noise floor, or negative: it counts as 0 and its standard error stays. curve: how types
+    that were not measured are priced; its spread is part of their standard errors.
     """
 
     tensors: tuple[str, ...]
@@ -45,6 +50,7 @@ class DamageTable:
     measured: NDArray[np.bool_]
     clamped: tuple[tuple[str, str], ...] = ()
     clipped: tuple[tuple[str, str], ...] = ()
+    curve: TypeCurve = field(default_factory=TypeCurve)
 
     def weighted(self, weights: Mapping[str, float]) -> Doubles:
         """Σ weight · damage over the named categories: nats [T, Y], NaN where not offered.
@@ -117,11 +123,15 @@ def price_types(
     *,
     span: str = "scored",
     exponent: float = 1.0,
+    curve: TypeCurve | None = None,
 ) -> DamageTable:
     """Price every offered type of every offered tensor.
 
     A measured type keeps its measured damage; any other is scaled from the measured type whose
-    error is nearest. Within a family a type of more bits is never priced above one of fewer.
+    error is nearest, by ``curve`` (default: the one that the map's own pairs give); ``exponent``
+    multiplies the curve's, to propose other layouts.
+
+    Within a family a type of more bits is never priced above one of fewer.
 
     Raises:
         InputError: no measurement, or no error, of an offered tensor; a category without tokens.
@@ -133,17 +143,24 @@ def price_types(
     shape = (len(tensors), len(types), len(categories))
     nats, se, measured = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape[:2], bool)
     floor = np.array([FLOOR_FACTOR * damage_map.noise_floor.get(c, 0.0) for c in categories])
-    usual = _usual_ratios(probes, errors, offered)
+    usual = usual_ratios(
+        {tensor: [p.type for p in found] for tensor, found in probes.items()}, errors, offered
+    )
+    curve = fit_curve(damage_map, errors, span) if curve is None else curve
     clamped: list[tuple[str, str]] = []
     for i, tensor in enumerate(tensors):
         for type_name in sorted(offered[tensor], key=_bits):
             j = types.index(type_name)
             source = _nearest(probes[tensor], tensor, type_name, errors)
             ratio, held = _ratio(tensor, type_name, source.type, errors, usual)
-            scale = ratio**exponent
-            nats[i, j] = np.where(source.nats > floor, source.nats, 0.0) * scale
-            se[i, j] = source.se * scale
+            scale = (
+                ratio if ratio == 0.0 else _scale(curve, ratio, exponent, type_name, source.type)
+            )
             measured[i, j] = source.type == type_name
+            value = np.where(source.nats > floor, source.nats, 0.0) * scale
+            nats[i, j] = value
+            spread = 0.0 if measured[i, j] else curve.log_spread(type_name)
+            se[i, j] = np.hypot(source.se * scale, value * spread)
             clamped += [(tensor, type_name)] * held
         _make_monotonic(nats[i], types, measured[i])
     clipped = tuple(
@@ -153,7 +170,18 @@ def price_types(
             np.any([(p.nats < 0) | (p.nats < floor) for p in probes[tensor]], axis=0)
         )
     )
-    return DamageTable(tensors, types, categories, nats, se, measured, tuple(clamped), clipped)
+    return DamageTable(
+        tensors, types, categories, nats, se, measured, tuple(clamped), clipped, curve
+    )
+
+
+def _scale(
+    curve: TypeCurve, ratio: float, exponent: float, type_name: str, measured_type: str
+) -> float:
+    """Factor from the damage at the measured type; 1 for that type itself."""
+    if type_name == measured_type:
+        return 1.0
+    return math.exp(curve.log_ratio(exponent * math.log(ratio), type_name, measured_type))
 
 
 def _bits(type_name: str) -> tuple[float, str]:
@@ -213,17 +241,17 @@ def _nearest(probes: Sequence[_Probed], tensor: str, type_name: str, errors: Err
     return min(probes, key=distance)
 
 
-def _usual_ratios(
-    probes: Mapping[str, Sequence[_Probed]], errors: Errors, offered: Offered
+def usual_ratios(
+    probed: Mapping[str, Sequence[str]], errors: Errors, offered: Offered
 ) -> dict[tuple[str, str], float]:
     """Median error ratio over all tensors, by (type, probe type)."""
     ratios: dict[tuple[str, str], list[float]] = {}
     for tensor, names in offered.items():
         for type_name in names:
-            for probe in probes[tensor]:
-                if (base := errors[tensor, probe.type]) > 0.0:
+            for probe_type in probed.get(tensor, ()):
+                if (base := errors[tensor, probe_type]) > 0.0:
                     ratio = errors[tensor, type_name] / base
-                    ratios.setdefault((type_name, probe.type), []).append(ratio)
+                    ratios.setdefault((type_name, probe_type), []).append(ratio)
     return {pair: float(np.median(found)) for pair, found in ratios.items()}
 
 

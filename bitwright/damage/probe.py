@@ -12,24 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitwright.corpora.records import Chunk
-from bitwright.damage.damage_map import DamageMap, map_row, se_method, tidy
+from bitwright.damage.collect import BLOCKS, FAILED_SUMS, REFERENCE, block_span, build_map
+from bitwright.damage.damage_map import DamageMap
 from bitwright.damage.kld import Floats, TokenScores, make_reference, score
-from bitwright.damage.ledger import SPANS, Ledger, ProbeId, Sums, chunk_id
+from bitwright.damage.ledger import Ledger, ProbeId, Sums, chunk_id
 from bitwright.engine.ggml_types import fallback_type, tensor_type
 from bitwright.engine.model_file import ModelFile
 from bitwright.engine.packing import Bytes, Packer
 from bitwright.engine.session import Session
 from bitwright.engine.suffix import SuffixRunner
 from bitwright.engine.tensors import is_quantizable
-from bitwright.errors import ConfigError, EngineError, InputError
+from bitwright.errors import ConfigError, EngineError, InputError, NotFiniteError
 
 Chunks = Mapping[str, Sequence[Chunk]]
 Progress = Callable[[int, int, str], None]
 
 # Packed tensors kept between chunks; what lies above is packed, or read from its cache, again.
 KEEP_BYTES = 256 << 20
-# The ledger's name for the unchanged reference, decoded a second time: the noise floor.
-REFERENCE = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,113 +115,149 @@ def measure_damage(
     """Probe every tensor on every chunk of every category; what the ledger has is not repeated.
 
     `progress(done, total, label)` counts probes. The session must be, and ends, at its reference.
+    A probe with NaN or Inf in its logits is measured once more; if it stays so, the tensor is
+    excluded from the map's values, named in `failed` and in the notes.
 
     Raises:
         ConfigError: a tensor that cannot be probed.
-        EngineError: NaN or Inf in the logits of a probe, which is named.
+        EngineError: every probe gave NaN or Inf, or the reference did.
         InputError: a category without tokens to score; a type that needs an imatrix.
     """
     pairs = probe_types(session.model, probed_tensors(session, tensors), probe_type)
+    used = with_rows(chunks)
+    work = [Work(category, chunk, pairs) for category, found in used.items() for chunk in found]
+    run_probes(session, packer, work, ledger, open_chunk=open_chunk, progress=progress)
+    return build_map(ledger, pairs, used, tensor_type(probe_type).name, tuple(session.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Pairs (tensor, type) to probe on one chunk of a category, in graph order."""
+
+    category: str
+    chunk: Chunk
+    pairs: Sequence[tuple[str, str]]
+
+
+def with_rows(chunks: Chunks) -> dict[str, list[Chunk]]:
+    """The chunks that have rows to score; InputError for a category without any."""
     used = {category: [c for c in found if len(c.rows())] for category, found in chunks.items()}
     if empty := [category for category, found in used.items() if not found]:
         raise InputError(f"category {empty[0]} has no tokens to probe: give it more text")
-    packed = _Packed(packer)
-    done, total = 0, len(pairs) * sum(map(len, used.values()))
+    return used
+
+
+def run_probes(
+    session: Session,
+    packer: "Packer | PackedTensors",
+    work: Sequence[Work],
+    ledger: Ledger,
+    *,
+    open_chunk: OpenChunk = full_forward,
+    progress: Progress | None = None,
+) -> None:
+    """Measure and record what the ledger does not have, and the noise floor of each category.
+
+    Raises:
+        EngineError: every probe of a chunk gave NaN or Inf, or the reference did.
+    """
+    packed = packer if isinstance(packer, PackedTensors) else PackedTensors(packer)
+    done, total = 0, sum(len(one.pairs) for one in work)
     session.restore_all()
-    for category, found in used.items():
-        for number, chunk in enumerate(found):
-            wanted = [*pairs, (REFERENCE, session.working_type)] if number == 0 else pairs
-            known = ledger.probes(chunk_id(chunk), category)
-            missing = [pair for pair in wanted if pair not in known]
-            done += len(pairs) - sum(name != REFERENCE for name, _ in missing)
-            for label in _probe_chunk(
-                session, chunk, category, missing, packed, ledger, open_chunk
-            ):
-                done += label != REFERENCE
-                if progress is not None:
-                    progress(done, total, f"{category}: {label or 'noise floor'}")
-    return _build_map(session, pairs, used, ledger, tensor_type(probe_type).name)
+    floors: set[str] = set()
+    for one in work:
+        known = ledger.probes(chunk_id(one.chunk), one.category)
+        wanted = list(one.pairs)
+        if one.category not in floors:
+            floors.add(one.category)
+            wanted.append((REFERENCE, session.working_type))
+        missing = [pair for pair in wanted if pair not in known]
+        done += len(one.pairs) - sum(name != REFERENCE for name, _ in missing)
+        failures: list[str] = []
+        for label, failure in _probe_chunk(session, one, missing, packed, ledger, open_chunk):
+            done += label != REFERENCE
+            failures += [failure] * bool(failure)
+            if progress is not None:
+                progress(done, total, f"{one.category}: {label or 'noise floor'}")
+        if failures and len(failures) >= sum(name != REFERENCE for name, _ in missing):
+            raise EngineError(
+                f"{failures[0]} (so did all {len(failures)} probes of this chunk): the model, its "
+                "working type or the backend is at fault; try --working-type F32"
+            )
 
 
 def _probe_chunk(
     session: Session,
-    chunk: Chunk,
-    category: str,
+    work: Work,
     missing: Sequence[tuple[str, str]],
-    packed: "_Packed",
+    packed: "PackedTensors",
     ledger: Ledger,
     open_chunk: OpenChunk,
-) -> Iterator[str]:
-    """Measure and record the missing probes of one chunk; yields each tensor when it is done."""
+) -> Iterator[tuple[str, str]]:
+    """Measure and record the missing probes of one chunk; yields (tensor, what failed or '')."""
     if not missing:
         return
+    chunk, category = work.chunk, work.category
     targets, scored, identity = chunk.targets(), chunk.scored(), chunk_id(chunk)
     with open_chunk(session, chunk) as forward:
         reference = make_reference(forward.reference(), targets)
+
+        def attempt(name: str, type_name: str) -> TokenScores:
+            if name == REFERENCE:
+                return score(reference, forward.reference(), targets)
+            data = packed.get(name, type_name)
+            return score(reference, forward.probe(name, type_name, data), targets)
+
         for name, type_name in missing:
+            where = f"{name or 'the reference'} at {type_name}, {category} chunk {chunk.index}"
+            failure = ""
             try:
+                scores = _twice(lambda: attempt(name, type_name))  # noqa: B023
+                sums = span_sums(scores, scored, absolute=name == REFERENCE)
+            except NotFiniteError as error:
                 if name == REFERENCE:
-                    logits = forward.reference()
-                else:
-                    logits = forward.probe(name, type_name, packed.get(name, type_name))
-                scores = score(reference, logits, targets)
+                    raise EngineError(f"{where}: {error}") from error
+                sums, failure = FAILED_SUMS, f"{where}: {error}"
             except EngineError as error:
-                where = f"{name or 'the reference'} at {type_name}, {category} chunk {chunk.index}"
                 raise EngineError(f"{where}: {error}") from error
-            sums = span_sums(scores, scored, absolute=name == REFERENCE)
             ledger.record(ProbeId(name, type_name, identity, category), sums)
-            yield name
+            yield name, failure
+
+
+def _twice(attempt: Callable[[], TokenScores]) -> TokenScores:
+    """The result, measured again once where it is not finite."""
+    try:
+        return attempt()
+    except NotFiniteError:
+        return attempt()
 
 
 def span_sums(
     scores: TokenScores, scored: NDArray[np.bool_], *, absolute: bool = False
 ) -> dict[str, Sums]:
-    """What the ledger keeps of one probe; with `absolute`, of |KLD|."""
+    """What the ledger keeps of one probe; with `absolute`, of |KLD|.
+
+    Besides the two spans, the scored rows in `BLOCKS` groups of neighbours, whose spread says how
+    well the mean is known.
+    """
     kld = np.abs(scores.kld) if absolute else scores.kld
-    masks = {"scored": scored, "overall": np.ones_like(scored)}
+    flips = ~scores.same_top1
+    rows = {"scored": np.flatnonzero(scored), "overall": np.arange(len(scored))}
+    if not absolute:
+        parts = np.array_split(rows["scored"], BLOCKS)
+        rows |= {block_span(i): part for i, part in enumerate(parts) if len(part)}
     return {
         span: Sums(
-            n=int(mask.sum()),
-            sum_kld=float(kld[mask].sum()),
-            sum_kld2=float(np.square(kld[mask]).sum()),
-            flips=int((~scores.same_top1[mask]).sum()),
+            n=len(index),
+            sum_kld=float(kld[index].sum()),
+            sum_kld2=float(np.square(kld[index]).sum()),
+            flips=int(flips[index].sum()),
         )
-        for span, mask in masks.items()
+        for span, index in rows.items()
     }
 
 
-def _build_map(
-    session: Session,
-    pairs: Sequence[tuple[str, str]],
-    chunks: Chunks,
-    ledger: Ledger,
-    probe_type: str,
-) -> DamageMap:
-    """The map, from the ledger alone, so that a resumed run gives the same one."""
-    known = {
-        category: [ledger.probes(chunk_id(chunk), category) for chunk in found]
-        for category, found in chunks.items()
-    }
-    rows = [
-        map_row(name, type_name, category, span, [k[name, type_name][span] for k in found])
-        for name, type_name in pairs
-        for category, found in known.items()
-        for span in SPANS
-    ]
-    own = (REFERENCE, session.working_type)
-    floors = {category: found[0][own]["overall"] for category, found in known.items()}
-    return DamageMap(
-        rows=tidy(rows),
-        key=ledger.key,
-        probe_type=probe_type,
-        noise_floor={category: sums.sum_kld / sums.n for category, sums in floors.items()},
-        se_method={category: se_method(len(found)) for category, found in known.items()},
-        n_chunks={category: len(found) for category, found in known.items()},
-        notes=tuple(session.notes),
-    )
-
-
-class _Packed:
+class PackedTensors:
     """Packed tensors by (name, type); the first `KEEP_BYTES` of them stay in memory."""
 
     def __init__(self, packer: Packer) -> None:

@@ -17,6 +17,8 @@ from bitwright.errors import StorageError
 MARGIN_BYTES = 16 << 20  # left free on the disk
 NAME_LIMIT = 200  # of the final name inside the temporary one, so that both fit in 255 bytes
 
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
+
 
 def temp_path(path: Path) -> Path:
     """This process's temporary file for ``path``."""
@@ -34,6 +36,14 @@ def remove_leftovers(path: Path) -> None:
         found = pattern.fullmatch(other.name)
         if found and not _runs(int(found.group(1))):
             other.unlink(missing_ok=True)
+
+
+def sweep_leftovers(folder: Path) -> None:
+    """Remove temporary files of processes that no longer run, in and under a folder of our own."""
+    for path in folder.rglob(".*.tmp"):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found and not _runs(int(found.group(1))):
+            path.unlink(missing_ok=True)
 
 
 def _runs(pid: int) -> bool:

@@ -204,13 +204,29 @@ class DecodeContext:
 def _make_batch(
     tokens: NDArray[np.int32], starts: Sequence[int], rows: NDArray[np.int64]
 ) -> tuple[Any, tuple[NDArray[Any], ...]]:
-    """A llama_batch over NumPy arrays, and those arrays: keep them until it was decoded."""
+    """A batch of independent sequences, each with positions from 0."""
     n = len(tokens)
     first = np.asarray(starts, np.int64)
     lengths = np.diff(np.append(first, n))
+    sequence = np.repeat(np.arange(len(first)), lengths)
+    return make_batch(tokens, sequence, np.arange(n) - np.repeat(first, lengths), rows)
+
+
+def make_batch(
+    tokens: NDArray[np.int32],
+    sequences: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> tuple[Any, tuple[NDArray[Any], ...]]:
+    """A llama_batch over NumPy arrays, and those arrays: keep them until it was decoded.
+
+    Token i (n,) belongs to sequences[i] at positions[i]; `rows` are the tokens whose logits are
+    wanted.
+    """
+    n = len(tokens)
     token = np.ascontiguousarray(tokens, np.int32)
-    sequence = np.repeat(np.arange(len(first), dtype=np.int32), lengths)
-    position = (np.arange(n) - np.repeat(first, lengths)).astype(np.int32)
+    sequence = np.ascontiguousarray(sequences, np.int32)
+    position = np.ascontiguousarray(positions, np.int32)
     ones = np.ones(n, np.int32)
     # seq_id is an array of pointers, one per token, each to that token's list of one id
     pointers = (sequence.ctypes.data + 4 * np.arange(n)).astype(np.uint64)

@@ -23,7 +23,7 @@ from bitwright.engine.packing import Bytes, Packer
 from bitwright.engine.swap_check import failed_swap
 from bitwright.engine.weight_store import WeightStore
 from bitwright.engine.working_type import resolve_working_type
-from bitwright.errors import ConfigError, EngineError
+from bitwright.errors import ConfigError, NotFiniteError
 
 __all__ = ["Session", "SessionOptions", "check_loadable", "resolve_threads"]
 
@@ -113,7 +113,7 @@ class Session:
         tokens[starts[j]:starts[j+1]] with positions from 0; `rows` are ascending positions in
         `tokens` whose next token is wanted. Deterministic; a sequence gives the logits it gives
         alone, up to the rounding of F16 attention. Raises ConfigError for a batch that does not
-        fit, EngineError naming the row when a logit is NaN or infinite.
+        fit, NotFiniteError naming the row when a logit is NaN or infinite.
         """
         rows = np.asarray(rows, np.int64)
         first = np.asarray(starts, np.int64)
@@ -125,7 +125,7 @@ class Session:
         if len(bad):
             position = int(rows[bad[0]])
             sequence = int(np.searchsorted(first, position, side="right")) - 1
-            raise EngineError(
+            raise NotFiniteError(
                 f"{len(bad)} of {len(rows)} rows of logits are NaN or infinite, first row "
                 f"{bad[0]} (token {position}, sequence {sequence}); this result cannot be scored"
             )

@@ -28,7 +28,7 @@ from bitwright.engine.graph_watcher import GraphWatcher, Tape, Values
 from bitwright.engine.loaded_model import DecodeContext
 from bitwright.engine.packing import Bytes
 from bitwright.engine.session import Session
-from bitwright.errors import EngineError
+from bitwright.errors import EngineError, NotFiniteError
 
 Floats = NDArray[np.float32]
 
@@ -217,7 +217,7 @@ class Stream:
         if bad.size:
             position = int(self.rows[bad[0]])
             sequence = int(np.searchsorted(self.starts, position, side="right")) - 1
-            raise EngineError(
+            raise NotFiniteError(
                 f"{bad.size} of {len(self.rows)} rows of logits are NaN or infinite with {what}, "
                 f"first at token {position} (sequence {sequence}); this cannot be scored"
             )

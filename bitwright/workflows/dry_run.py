@@ -1,28 +1,35 @@
 """--dry-run: stages, what is done already, exact sizes, and an estimate of the time."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bitwright.corpora.recipe import load_recipe
 from bitwright.engine.session import Session
+from bitwright.eval.suite import load_suite
+from bitwright.report.wording import SYNTHETIC
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.output import bytes_text
+from bitwright.workflows.pipeline import report_entries, score_report
 from bitwright.workflows.preflight import Plan
-from bitwright.workflows.progress import clock
-from bitwright.workflows.stage_imatrix import describe_mix
+from bitwright.workflows.progress import Silent, clock
+from bitwright.workflows.run_folder import NotDone, RunFolder
+from bitwright.workflows.stage_allocate import allocate
+from bitwright.workflows.stage_corpus import build_corpora
+from bitwright.workflows.stage_damage import measure_damage
+from bitwright.workflows.stage_imatrix import collect_imatrices, describe_mix
 
-STAGES = ("corpus", "imatrix", "damage", "errors", "select", "evaluate", "quantize")
 CANDIDATES = 7  # about as many layouts as are proposed, with upstream's
 
 
 def describe_plan(ctx: RunContext, plan: Plan) -> tuple[dict[str, Any], str]:
     """The plan as JSON and as text. Loads the model once, to time one chunk on this machine."""
     forward_s = time_chunk(ctx)
+    done = finished_stages(ctx, plan)
     passes = count_passes(ctx, plan)
-    estimate_s = {stage: count * forward_s for stage, count in passes.items()}
-    done = [stage for stage in STAGES if ctx.folder.manifest(stage) is not None]
+    estimate_s = {s: 0.0 if s in done else count * forward_s for s, count in passes.items()}
     facts = {
         "workflow": ctx.name,
         "target": ctx.spec.target,
@@ -32,10 +39,32 @@ def describe_plan(ctx: RunContext, plan: Plan) -> tuple[dict[str, Any], str]:
         "stock_bytes": dict(plan.stock_bytes),
         "tensors": len(plan.options.offered),
         "stages_with_results": done,
+        "synthetic_reference": ctx.model.synthetic_reference,
         "chunk_s": round(forward_s, 4),
         "estimated_s": {stage: round(value, 1) for stage, value in estimate_s.items()},
     }
     return facts, _text(ctx, plan, facts, estimate_s)
+
+
+def finished_stages(ctx: RunContext, plan: Plan) -> list[str]:
+    """The stages whose results in the run folder hold for this run: their keys are compared."""
+    reading = replace(ctx, folder=RunFolder(ctx.folder.path, read_only=True), reporter=Silent())
+    done: list[str] = []
+    try:
+        corpora, _ = build_corpora(reading)
+        done.append("corpus")
+        imatrices, key = collect_imatrices(reading, corpora)
+        done.append("imatrix")
+        damage_map, _ = measure_damage(reading, corpora, imatrices["task"], key)
+        done.append("damage")
+        suite = load_suite("divergence")
+        found = allocate(reading, plan, corpora, damage_map, imatrices["task"], key, suite)
+        done.append("select")
+        score_report(reading, corpora, report_entries(reading, plan, found), imatrices)
+        done.append("evaluate")
+    except NotDone:
+        pass
+    return done
 
 
 def time_chunk(ctx: RunContext) -> float:
@@ -72,17 +101,19 @@ def count_passes(ctx: RunContext, plan: Plan) -> dict[str, int]:
 
 
 def _text(ctx: RunContext, plan: Plan, facts: dict[str, Any], estimate_s: dict[str, float]) -> str:
-    lines = [
+    lines = [SYNTHETIC] if ctx.model.synthetic_reference else []
+    lines += [
         f"{ctx.name} on {ctx.model.path.name}: target {ctx.spec.target}",
         f"  budget    {bytes_text(plan.budget_bytes)}  ({ctx.spec.budget})",
         f"  possible  {bytes_text(plan.options.smallest_bytes)} to "
         f"{bytes_text(plan.options.largest_bytes)}, {facts['tensors']} tensors to decide",
     ]
+    done = facts["stages_with_results"]
     lines += [f"  stock {name:<8} {bytes_text(size)}" for name, size in plan.stock_bytes.items()]
     lines.append(f"  imatrix   task = {describe_mix(ctx.spec.imatrix.task)}")
     lines += [
         f"  {stage:<9} about {clock(seconds)}"
-        + ("  (has results in the run folder)" if stage in facts["stages_with_results"] else "")
+        + ("  (done: its results are in the run folder)" if stage in done else "")
         for stage, seconds in estimate_s.items()
     ]
     lines.append(

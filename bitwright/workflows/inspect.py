@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from bitwright.engine.ggml_types import tensor_type
 from bitwright.engine.gguf_file import GgufFile, read_gguf
 from bitwright.engine.gguf_values import kv_value
 from bitwright.engine.imatrix_coverage import coverage_notes
@@ -17,6 +18,7 @@ from bitwright.workflows.output import Output, bytes_text
 from bitwright.workflows.stage_report import load_result
 
 MAGIC = b"GGUF"
+HEAD_BYTES = 4096
 SHOWN_KEYS = ("general.name", "general.type", "general.license", "general.file_type")
 
 
@@ -39,7 +41,7 @@ def file_facts(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path} is not there: give a GGUF, an imatrix, a layout or a run folder")
     with path.open("rb") as file:
-        head = file.read(4096)
+        head = file.read(HEAD_BYTES)
     if head.startswith(MAGIC):
         parsed = read_gguf(path)
         kind = parsed.kv["general.type"].value if "general.type" in parsed.kv else "model"
@@ -127,19 +129,21 @@ def imatrix_facts(path: Path) -> dict[str, Any]:
 
 def is_layout(head: bytes) -> bool:
     """Whether the text looks like rules `pattern=type`."""
-    try:
-        text = head.decode("utf-8")
-    except UnicodeDecodeError:
+    if b"\0" in head:
         return False
-    rules = [r for r in text.split("\n")[:-1] or [text] if r.strip() and not r.startswith("#")]
+    text = head.decode("utf-8", errors="replace")
+    whole = len(head) < HEAD_BYTES
+    rules = text.split() if whole else text.split()[:-1]  # the last one may be cut
     return bool(rules) and all("=" in rule for rule in rules)
 
 
 def layout_facts(path: Path) -> dict[str, Any]:
     """How many rules of a layout name which type."""
-    text = path.read_text(encoding="utf-8")
-    rules = [line.strip() for line in text.split() if line.strip() and not line.startswith("#")]
-    types = Counter(rule.rpartition("=")[2].upper() for rule in rules)
+    try:
+        rules = path.read_text(encoding="utf-8").split()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 (byte {error.start}): no layout file") from None
+    types = Counter(tensor_type(rule.rpartition("=")[2]).name for rule in rules)
     return {"kind": "layout", "file": path.name, "rules": len(rules), "types": dict(types)}
 
 

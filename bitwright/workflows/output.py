@@ -24,7 +24,8 @@ class Output:
     def result(self, data: Mapping[str, object], *shown: RenderableType) -> None:
         """Print the JSON line, or what a person reads."""
         if self.json:
-            print(json.dumps(data, allow_nan=False, ensure_ascii=False), flush=True)
+            # ASCII, so that the line is the same in every locale and on every terminal.
+            print(json.dumps(data, allow_nan=False), flush=True)
             return
         console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
         for part in shown:

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.allocator.layout import Layout, layout_sha256
-from bitwright.allocator.names import file_stem, honest_name
+from bitwright.allocator.names import HonestName, file_stem, honest_name, nominal_ftype
 from bitwright.corpora.records import Chunk, Corpus
+from bitwright.corpora.store import corpus_sha256
 from bitwright.engine.atomic import write_atomic
 from bitwright.engine.imatrix import Imatrix
-from bitwright.engine.quantized_file import predict_size
+from bitwright.engine.quantized_file import Provenance, predict_size
 from bitwright.eval.divergence import Candidate
 from bitwright.eval.scores import Comparison, compare
 from bitwright.eval.suite import load_suite
 from bitwright.workflows.context import RunContext
-from bitwright.workflows.preflight import Plan, make_plan
+from bitwright.workflows.preflight import Plan
 from bitwright.workflows.result import FileEntry, build_result
 from bitwright.workflows.run_folder import key_of
 from bitwright.workflows.stage_allocate import Allocation, allocate, stock_label
@@ -47,14 +48,13 @@ class RunResult:
     files: tuple[Path, ...]
 
 
-def run_pipeline(ctx: RunContext, model_name: str) -> RunResult:
-    """Run every stage that the run folder does not hold yet.
+def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
+    """Run every stage of a checked plan that the run folder does not hold yet.
 
     Raises:
         BitwrightError: see each stage; what was measured stays in the run folder.
     """
     suite = load_suite("divergence")
-    plan = make_plan(ctx)
     corpora, _ = build_corpora(ctx)
     imatrices, imatrix_key = collect_imatrices(ctx, corpora)
     damage_map, damage_key = measure_damage(ctx, corpora, imatrices["task"], imatrix_key)
@@ -63,10 +63,10 @@ def run_pipeline(ctx: RunContext, model_name: str) -> RunResult:
     scored = score_report(ctx, corpora, entries, imatrices)
     baseline = stock_label(ctx.spec.baseline, "task")
     comparison = compare(scored.table, OURS, baseline, ctx.spec.target, suite)
-    chosen, verdict = decide(allocation, comparison)
-    types = next(entry.types for entry in entries if entry.label == chosen)
-    recipe = key_of(ctx.spec.model_dump(mode="json"), ctx.model.sha256(), damage_key)
-    written, name = write_chosen(ctx, plan, types, imatrices["task"], recipe, corpora)
+    chosen, verdict = decide(plan, ctx.spec.baseline, allocation, comparison)
+    entry = next(entry for entry in entries if entry.label == chosen)
+    recipe = recipe_sha256(ctx, corpora, damage_key)
+    written, name = write_chosen(ctx, plan, entry, imatrices["task"], recipe, corpora)
     entries = [with_written(entry, chosen, written) for entry in entries]
     result = build_result(
         ctx.model,
@@ -135,29 +135,57 @@ def score_report(
     return score_on(ctx, "report", candidates, chunks, report_options(ctx))
 
 
-def decide(allocation: Allocation, comparison: Comparison) -> tuple[str, str]:
+def decide(
+    plan: Plan, baseline: str, allocation: Allocation, comparison: Comparison
+) -> tuple[str, str]:
     """(label to write, verdict): ours, unless select or report shows that stock is better.
 
-    The ratio of result.json always compares our best candidate with the baseline, whichever of
-    the two is written.
+    A baseline that does not fit the budget is compared, never written. The ratio of result.json
+    always compares our best candidate with the baseline, whichever of the two is written.
     """
-    if allocation.keep_stock or comparison.verdict == "worse":
-        return comparison.baseline, "worse, baseline written"
-    return comparison.label, comparison.verdict
+    if not (allocation.keep_stock or comparison.verdict == "worse"):
+        return comparison.label, comparison.verdict
+    if plan.stock_bytes[baseline] > plan.budget_bytes:
+        return comparison.label, "worse, and the baseline does not fit the budget"
+    return comparison.baseline, "worse, baseline written"
+
+
+def recipe_sha256(ctx: RunContext, corpora: Mapping[str, Corpus], damage_key: str) -> str:
+    """Hash of all that decides the file: what the workflow says, the text, the model.
+
+    Without the paths of the recipes, so that a copy in another folder gives the same file.
+    """
+    spec = ctx.spec.model_dump(mode="json", exclude={"corpora", "description"})
+    text = {name: corpus_sha256(corpus) for name, corpus in corpora.items()}
+    return key_of(spec, text, ctx.model.sha256(), damage_key)
 
 
 def write_chosen(
     ctx: RunContext,
     plan: Plan,
-    types: Mapping[str, str],
+    entry: FileEntry,
     imatrix: Imatrix,
     recipe: str,
     corpora: Mapping[str, Corpus],
 ) -> tuple[WrittenFile, str]:
-    """The GGUF, under a name that its types have earned; and that name with its reason."""
-    origin = provenance(ctx, plan.budget_bytes, recipe=recipe, layout=layout_sha256(Layout(types)))
-    predicted = predict_size(ctx.model, types, origin, keep_split=ctx.keep_split)
-    named = honest_name(types, ctx.model, target=ctx.spec.target, size_bytes=predicted)
+    """The GGUF, under a name that its types have earned; and that name with its reason.
+
+    Upstream's own layout keeps its own name; where only the provenance would make it larger than
+    the budget, it goes without.
+    """
+    types, split = entry.types, ctx.keep_split
+    layout = layout_sha256(Layout(types))
+    origin: Provenance | None = provenance(ctx, plan.budget_bytes, recipe=recipe, layout=layout)
+    predicted = predict_size(ctx.model, types, origin, keep_split=split)
+    if entry.layout != "ours":
+        named = HonestName(entry.layout, "llama.cpp's own layout of that name")
+        ftype = entry.layout
+        if predicted > plan.budget_bytes:
+            origin = None
+            predicted = predict_size(ctx.model, types, None, keep_split=split)
+    else:
+        named = honest_name(types, ctx.model, target=ctx.spec.target, size_bytes=predicted)
+        ftype = nominal_ftype(types, ctx.model)
     written = write_model(
         ctx,
         types,
@@ -165,7 +193,8 @@ def write_chosen(
         origin,
         file_stem(ctx.model.name, ctx.spec.target, named.name),
         first_chunk(corpora[ctx.spec.target]),
-        keep_split=ctx.keep_split,
+        ftype=ftype,
+        keep_split=split,
         predicted_bytes=predicted,
     )
     return written, f"{named.name}: {named.reason}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bitwright.allocator.budget import parse_budget, resolve_budget
 from bitwright.allocator.ladders import ladder
 from bitwright.allocator.options import OptionSet, build_options
+from bitwright.engine.atomic import check_space
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.quantized_file import predict_size
 from bitwright.engine.session import check_loadable
@@ -15,6 +16,8 @@ from bitwright.workflows.context import RunContext
 from bitwright.workflows.stage_quantize import provenance
 
 Layouts = Mapping[str, Mapping[str, str]]
+
+CACHED_FILES = 5  # candidates share most of their packed tensors; measured on the demo model
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,21 @@ def make_plan(ctx: RunContext) -> Plan:
     options = make_options(ctx, budget_bytes)
     options.require_feasible(budget_bytes)
     return Plan(budget_bytes, stock, stock_bytes, options)
+
+
+def check_room(ctx: RunContext, plan: Plan) -> None:
+    """Refuse a run whose files will not fit on the disk, before hours of work.
+
+    Counted are the GGUF, and the packed tensors that the run folder keeps (about what
+    `CACHED_FILES` files of the budget take), less what is there already.
+
+    Raises:
+        StorageError: with what is needed and what is there.
+    """
+    folder = ctx.folder.path
+    kept = [*(folder / "cache").rglob("*.packed"), *folder.glob("*.gguf")]
+    there = sum(path.stat().st_size for path in kept)
+    check_space(folder / "cache", max(0, (1 + CACHED_FILES) * plan.budget_bytes - there))
 
 
 def stock_layout(ctx: RunContext, ftype: str) -> dict[str, str]:

@@ -20,11 +20,13 @@ import numpy as np
 
 from bitwright import __version__
 from bitwright.corpora.records import Chunk
-from bitwright.engine.atomic import write_atomic
+from bitwright.engine.atomic import sweep_leftovers, write_atomic
 from bitwright.errors import StorageError
 
 SCHEMA_VERSION = 1  # 2026-11-29: first layout of the run folder
 METRICS_VERSION = 1  # 2026-11-29: KLD on scored spans, bootstrap over documents
+
+SUBFOLDERS = ("cache", "corpus", "imatrix", "damage", "select", "report")
 
 
 def to_json(value: object) -> str:
@@ -48,15 +50,20 @@ def versions() -> dict[str, str]:
     }
 
 
+class NotDone(Exception):
+    """What a read-only run folder says of a stage that it does not hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder of one run."""
+    """The folder of one run; a read-only one (--dry-run) makes nothing and computes nothing."""
 
     path: Path
+    read_only: bool = False
 
     @staticmethod
     def open(path: Path) -> "RunFolder":
-        """Make the folder if need be, and sweep temporary files that a kill left in it.
+        """Make the folder if need be.
 
         Raises:
             StorageError: it cannot be made or written.
@@ -71,11 +78,22 @@ class RunFolder:
             raise StorageError(f"the run folder {path} cannot be written: check its permissions")
         return RunFolder(path)
 
+    def sweep(self) -> None:
+        """Remove temporary files that a killed run left; only in subfolders that a run makes."""
+        for name in SUBFOLDERS:
+            sweep_leftovers(self.path / name)
+
     def file(self, *names: str) -> Path:
         """A path inside the run; its folder is made."""
         path = self.path.joinpath(*names)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.read_only:
+            path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+    def check_writable(self) -> None:
+        """Raise NotDone if nothing may be computed here; before a stage loads the model."""
+        if self.read_only:
+            raise NotDone
 
     def manifest(self, stage: str) -> dict[str, Any] | None:
         """The stage's manifest, or None where there is none that can be read."""
@@ -113,6 +131,7 @@ class RunFolder:
             assert manifest is not None  # is_done has just read it
             result: dict[str, Any] = manifest["result"]
             return result
+        self.check_writable()
         started = time.monotonic()
         result, files = compute()
         record = {

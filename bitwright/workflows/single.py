@@ -1,22 +1,25 @@
 """Each stage alone, on files that may come from another tool."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bitwright.allocator.budget import parse_budget, resolve_budget
 from bitwright.allocator.candidates import propose
 from bitwright.allocator.ladders import ladder
 from bitwright.allocator.layout import Layout, read_layout, write_layout
+from bitwright.allocator.names import nominal_ftype
 from bitwright.allocator.options import build_options
 from bitwright.corpora.build import build_corpus
 from bitwright.corpora.recipe import load_recipe
-from bitwright.corpora.records import Corpus
+from bitwright.corpora.records import SPLITS, Corpus
 from bitwright.corpora.store import load_corpus, save_corpus
 from bitwright.damage.damage_map import load_damage_map, save_damage_map
 from bitwright.damage.ledger import Ledger
 from bitwright.damage.pricing import packing_errors, price_types, types_to_pack
 from bitwright.damage.probe import measure_damage
+from bitwright.engine.atomic import check_folder
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.imatrix_collect import collect_imatrix
 from bitwright.engine.imatrix_coverage import coverage_notes, require_covered
@@ -24,14 +27,15 @@ from bitwright.engine.imatrix_file import check_imatrix, read_imatrix, write_ima
 from bitwright.engine.imatrix_merge import merge_imatrices
 from bitwright.engine.model_file import ModelFile, open_model
 from bitwright.engine.packing import Packer
-from bitwright.engine.quantized_file import predict_size, write_quantized
+from bitwright.engine.quantized_file import Provenance, predict_size, write_quantized
 from bitwright.engine.session import Session, SessionOptions, check_loadable, resolve_threads
 from bitwright.engine.tokenizer import Tokenizer
 from bitwright.engine.upstream import FTYPES, ftype_name, upstream_layout
-from bitwright.errors import ConfigError
+from bitwright.errors import ConfigError, InputError, StorageError
 from bitwright.eval.files import score_file
 from bitwright.eval.scores import scores_of
 from bitwright.eval.suite import load_suite
+from bitwright.report.wording import SYNTHETIC, kld_text, share_text
 from bitwright.workflows.output import Output, bytes_text
 from bitwright.workflows.run_folder import METRICS_VERSION, RunFolder, key_of
 
@@ -85,15 +89,25 @@ def _corpus_line(built: Corpus) -> str:
     return f"{built.category}: " + ", ".join(parts)
 
 
-def imatrix(choice: ModelChoice, corpus_folder: Path, mix: str, out: Path, output: Output) -> None:
+def imatrix(
+    choice: ModelChoice,
+    corpus_folder: Path,
+    mix: str,
+    out: Path,
+    output: Output,
+    *,
+    overwrite: bool = False,
+) -> None:
     """A corpus → an imatrix of a mix of its categories, in llama.cpp's format."""
-    model, corpora = choice.open(), load_corpus(corpus_folder)
+    model = choice.open()
+    check_output(out, [shard.path for shard in model.shards], overwrite=overwrite)
+    corpora = matching_corpora(corpus_folder, model)
     shares = parse_mix(mix, tuple(corpora))
     reporter = output.reporter()
     reporter.stage("imatrix", mix)
     parts = []
     try:
-        with Session(model, choice.options) as session:
+        with Session(model, fitting(choice.options, corpora)) as session:
             for category, share in shares.items():
                 chunks = corpora[category].split("calibrate")
                 batches = [(chunk.tokens, chunk.starts) for chunk in chunks]
@@ -109,14 +123,23 @@ def imatrix(choice: ModelChoice, corpus_folder: Path, mix: str, out: Path, outpu
     _save_imatrix(merge_imatrices(parts), out, output)
 
 
-def merge(sources: Sequence[str], out: Path, chunk_size: int | None, output: Output) -> None:
+def merge(
+    sources: Sequence[str],
+    out: Path,
+    chunk_size: int | None,
+    output: Output,
+    *,
+    overwrite: bool = False,
+) -> None:
     """Several imatrix files → one, by shares (FILE=SHARE), whatever their token counts."""
-    parts = []
+    parts, paths = [], []
     for source in sources:
         path, _, share = source.rpartition("=")
         if not path:
             path, share = source, "1"
+        paths.append(Path(path))
         parts.append((read_imatrix(Path(path), chunk_size), _share(share, source)))
+    check_output(out, paths, overwrite=overwrite)
     _save_imatrix(merge_imatrices(parts), out, output)
 
 
@@ -173,14 +196,16 @@ def damage(
     output: Output,
 ) -> None:
     """Probe each tensor of a model on the corpus's probe split; resumes in the folder."""
-    model, corpora = choice.open(), load_corpus(corpus_folder)
+    model = choice.open()
+    corpora = matching_corpora(corpus_folder, model)
+    session_options = fitting(choice.options, corpora)
     found = load_checked_imatrix(imatrix_path, model)
     chunks = {category: c.split("probe") for category, c in corpora.items()}
     folder = RunFolder.open(out).path
     key = key_of(
         model.sha256(),
         found.sha256() if found else None,
-        [choice.options.working_type, choice.options.n_ctx, choice.options.gpu_layers],
+        [session_options.working_type, session_options.n_ctx, session_options.gpu_layers],
         METRICS_VERSION,
     )
     reporter = output.reporter()
@@ -188,7 +213,7 @@ def damage(
     try:
         packer = make_packer(model, found, choice, folder / "packed")
         with (
-            Session(model, choice.options) as session,
+            Session(model, session_options) as session,
             Ledger(folder / "ledger.sqlite", key) as led,
         ):
             measured = measure_damage(
@@ -204,7 +229,8 @@ def damage(
         for r in worst.itertuples()
     ]
     facts = {"path": str(out), "tensors": int(rows["tensor"].nunique()), "key": key}
-    output.result(facts, "\n".join([f"{facts['tensors']} tensors in {out}; the worst:", *lines]))
+    text = "\n".join([f"{facts['tensors']} tensors in {out}; the worst:", *lines])
+    tell(output, model, facts, text)
 
 
 def allocate(
@@ -221,6 +247,8 @@ def allocate(
 ) -> None:
     """A damage map and a size → the layout that the additive table predicts to be best."""
     model = choice.open()
+    inputs = [*(shard.path for shard in model.shards), *([imatrix_path] if imatrix_path else [])]
+    check_output(out, inputs, overwrite=True)
     found = load_checked_imatrix(imatrix_path, model)
     mapped = load_damage_map(damage_folder)
     options = build_options(
@@ -254,7 +282,7 @@ def allocate(
         f"{out}: {bytes_text(best.size_bytes)} of {bytes_text(budget_bytes)}, predicted "
         f"{best.predicted[target]:.5f} nats on {target} (a sum; measure it with evaluate)"
     )
-    output.result(facts, "\n".join([text, *options.notes]))
+    tell(output, model, facts, "\n".join([text, *options.notes]))
 
 
 def quantize(
@@ -270,14 +298,12 @@ def quantize(
     """A layout file, or the name of a stock type → the GGUF."""
     model = choice.open()
     found = load_checked_imatrix(imatrix_path, model)
-    if Path(layout).is_file():
-        types, ftype = dict(read_layout(Path(layout), model).types), "Q8_0"
-    else:
-        ftype = ftype_name(layout)
-        types = upstream_layout(model, ftype, has_imatrix=found is not None)
-    require_covered(types, found)
+    types, ftype, notes = resolve_layout(layout, model, has_imatrix=found is not None)
+    require_covered(types, found, q2_k_s=ftype == "Q2_K_S")
     reporter = output.reporter()
     reporter.stage("quantize", out.name)
+    for note in notes:
+        reporter.note(note)
     try:
         paths = write_quantized(
             model,
@@ -285,7 +311,7 @@ def quantize(
             out,
             packer=make_packer(model, found, choice, None),
             ftype=FTYPES[ftype],
-            provenance=None,
+            provenance=synthetic_mark(model),
             keep_split=keep_split,
             overwrite=overwrite,
             protect=[p for p in (imatrix_path, Path(layout)) if p is not None and p.exists()],
@@ -294,8 +320,47 @@ def quantize(
     finally:
         reporter.close()
     size = sum(path.stat().st_size for path in paths)
-    facts = {"paths": [str(p) for p in paths], "size_bytes": size}
-    output.result(facts, "\n".join(f"{p}" for p in paths) + f"\n{bytes_text(size)}")
+    facts = {
+        "paths": [str(p) for p in paths],
+        "size_bytes": size,
+        "file_type": ftype,
+        "notes": list(notes),
+    }
+    tell(output, model, facts, "\n".join(f"{p}" for p in paths) + f"\n{bytes_text(size)}")
+
+
+def resolve_layout(
+    layout: str, model: ModelFile, *, has_imatrix: bool
+) -> tuple[dict[str, str], str, tuple[str, ...]]:
+    """A layout file or the name of a stock type → (tensor → type, stock type to show, notes).
+
+    Raises:
+        ConfigError: neither a file nor a stock type.
+        InputError: a rule of the file cannot be used.
+    """
+    path = Path(layout)
+    if path.is_file():
+        read = read_layout(path, model)
+        return dict(read.types), nominal_ftype(read, model), read.notes
+    try:
+        ftype = ftype_name(layout)
+    except ConfigError:
+        raise ConfigError(
+            f"--layout {layout} is neither a layout file nor a stock type: give the path of a "
+            f"file, or one of {', '.join(sorted(FTYPES))}"
+        ) from None
+    return upstream_layout(model, ftype, has_imatrix=has_imatrix), ftype, ()
+
+
+def synthetic_mark(model: ModelFile) -> Provenance | None:
+    """What a file made from an already quantized one says of itself; None from a full one.
+
+    Without it the file equals the one that llama-quantize writes, byte for byte.
+    """
+    if not model.synthetic_reference:
+        return None
+    text = f"{model.reference_type} (already quantized: synthetic)"
+    return Provenance((("bitwright.reference", text),))
 
 
 def evaluate(
@@ -307,20 +372,18 @@ def evaluate(
     output: Output,
 ) -> None:
     """Quantized files against the model, on one split of a corpus: KLD, top-1, perplexity."""
-    model, corpora = choice.open(), load_corpus(corpus_folder)
+    if split not in SPLITS:
+        raise ConfigError(f"--split {split} is not one of {', '.join(SPLITS)}")
+    model = choice.open()
+    corpora = matching_corpora(corpus_folder, model)
     others = [open_model(path, allow_requantize=True) for path in files]
     chunks = {category: c.split(split) for category, c in corpora.items()}
     suite = load_suite("divergence")
     store = RunFolder.open(out).file("tokens", "x").parent if out else None
-    key = key_of(model.sha256(), "file", choice.options.n_ctx, METRICS_VERSION)
+    options = replace(fitting(choice.options, corpora), working_type="file")
+    key = key_of(model.sha256(), "file", options.n_ctx, METRICS_VERSION)
     reporter = output.reporter()
     reporter.stage("evaluate", ", ".join(other.name for other in others))
-    options = SessionOptions(
-        threads=choice.options.threads,
-        n_ctx=choice.options.n_ctx,
-        gpu_layers=choice.options.gpu_layers,
-        working_type="file",
-    )
     rows, text = [], []
     try:
         with Session(model, options) as session:
@@ -341,17 +404,62 @@ def evaluate(
                 text += [_score_line(label, c, s) for c, s in scores.items()]
     finally:
         reporter.close()
-    output.result({"reference": model.path.name, "split": split, "files": rows}, "\n".join(text))
+    facts = {"reference": model.path.name, "split": split, "files": rows}
+    tell(output, model, facts, "\n".join(text))
 
 
-def _score_line(label: str, category: str, scores: Mapping[str, object]) -> str:
-    kld, se, top1 = scores["kld_nats"], scores["se"], scores["top1"]
-    if kld is None:
-        return f"{label}  {category:<14} no data"
+def _score_line(label: str, category: str, scores: Mapping[str, Any]) -> str:
     return (
-        f"{label}  {category:<14} KLD {kld:.5f} ± {se:.5f} nats, top-1 {top1:.2%}, "
-        f"{scores['n_tokens']} tokens"
+        f"{label}  {category:<14} KLD {kld_text(scores['kld_nats'], scores['se'])} nats, "
+        f"top-1 {share_text(scores['top1'])}, {scores['n_tokens']} tokens"
     )
+
+
+def matching_corpora(folder: Path, model: ModelFile) -> dict[str, Corpus]:
+    """The corpora of a folder, which hold this model's own tokens.
+
+    Raises:
+        InputError: no corpus, or one of another tokenizer.
+    """
+    corpora = load_corpus(folder)
+    with Tokenizer(model) as tokenizer:
+        own = tokenizer.fingerprint()
+    if any(corpus.tokenizer_sha256 != own for corpus in corpora.values()):
+        raise InputError(
+            f"the corpus in {folder} was made with another tokenizer than {model.name} has: build "
+            "it again with bitwright corpus and this model"
+        )
+    return corpora
+
+
+def fitting(options: SessionOptions, corpora: Mapping[str, Corpus]) -> SessionOptions:
+    """The options, with the context that the corpora were cut for."""
+    return replace(options, n_ctx=max(corpus.n_ctx for corpus in corpora.values()))
+
+
+def check_output(out: Path, inputs: Sequence[Path], *, overwrite: bool) -> None:
+    """Refuse to write over an input, or without leave over any file.
+
+    Raises:
+        StorageError: with the reason.
+    """
+    check_folder(out)
+    if not out.exists():
+        return
+    for given in inputs:
+        if given.exists() and out.samefile(given):
+            raise StorageError(
+                f"the output {out} is the same file as the input {given}: choose another name"
+            )
+    if not overwrite:
+        raise StorageError(f"{out} exists already: choose another name, or pass --overwrite")
+
+
+def tell(output: Output, model: ModelFile, facts: Mapping[str, object], text: str) -> None:
+    """Print a verb's result, and that its reference is synthetic where that is so."""
+    synthetic = model.synthetic_reference
+    shown = f"{SYNTHETIC}\n{text}" if synthetic else text
+    output.result({**facts, "synthetic_reference": synthetic}, shown)
 
 
 def load_checked_imatrix(path: Path | None, model: ModelFile) -> Imatrix | None:

@@ -12,12 +12,15 @@ from typing import Any
 from bitwright.corpora.records import Chunk, Corpus
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.imatrix_collect import collect_imatrix
+from bitwright.engine.imatrix_coverage import coverage_notes
 from bitwright.engine.imatrix_file import read_imatrix, write_imatrix
 from bitwright.engine.imatrix_merge import merge_imatrices
 from bitwright.engine.session import Session
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.run_folder import chunks_sha256, key_of
 from bitwright.workflows.spec import Mix
+
+SHOWN_NOTES = 6
 
 Imatrices = Mapping[str, Imatrix]
 
@@ -31,7 +34,12 @@ def collect_imatrices(ctx: RunContext, corpora: Mapping[str, Corpus]) -> tuple[I
     keys = _collect_categories(ctx, {c: corpora[c].split("calibrate") for c in needed})
     inputs = {"mixes": mixes, "categories": keys}
     key = key_of("imatrix", inputs)
-    ctx.folder.stage("imatrix", key, lambda: _merge(ctx, mixes), inputs=inputs)
+    result = ctx.folder.stage("imatrix", key, lambda: _merge(ctx, mixes), inputs=inputs)
+    notes = result["task"].get("notes", ())
+    for note in notes[:SHOWN_NOTES]:
+        ctx.reporter.note(note)
+    if len(notes) > SHOWN_NOTES:
+        ctx.reporter.note(f"and {len(notes) - SHOWN_NOTES} more such tensors: see the report")
     return {n: read_imatrix(ctx.folder.path / "imatrix" / f"{n}.gguf") for n in mixes}, key
 
 
@@ -51,6 +59,7 @@ def _collect_categories(ctx: RunContext, chunks: Mapping[str, tuple[Chunk, ...]]
     todo = [c for c in chunks if not ctx.folder.is_done(f"imatrix-{c}", keys[c])]
     if not todo:
         return keys
+    ctx.folder.check_writable()
     total, done = sum(len(chunks[c]) for c in todo), 0
     with Session(ctx.model, ctx.options) as session:
         for category in todo:
@@ -86,5 +95,6 @@ def _merge(ctx: RunContext, mixes: Mapping[str, Mix]) -> tuple[dict[str, Any], l
 def _save(ctx: RunContext, name: str, imatrix: Imatrix) -> tuple[dict[str, Any], list[Path]]:
     path = ctx.folder.file("imatrix", f"{name}.gguf")
     write_imatrix(imatrix, path)
-    facts = {"sha256": imatrix.sha256(), "chunks": imatrix.chunk_count}
+    notes = list(coverage_notes(imatrix))
+    facts = {"sha256": imatrix.sha256(), "chunks": imatrix.chunk_count, "notes": notes}
     return facts, [path]

@@ -60,10 +60,11 @@ def write_model(
     ctx: RunContext,
     layout: Mapping[str, str],
     imatrix: Imatrix,
-    origin: Provenance,
+    origin: Provenance | None,
     name: str,
     chunk: Chunk,
     *,
+    ftype: str,
     keep_split: bool,
     predicted_bytes: int,
 ) -> WrittenFile:
@@ -78,8 +79,9 @@ def write_model(
         "model": ctx.model.sha256(),
         "imatrix": imatrix.sha256(),
         "layout": dict(layout),
-        "provenance": origin.entries,
+        "provenance": origin.entries if origin else (),
         "name": name,
+        "ftype": ftype,
         "keep_split": keep_split,
     }
 
@@ -90,7 +92,7 @@ def write_model(
             layout,
             out,
             packer=packer,
-            ftype=FTYPES[ctx.spec.baseline],
+            ftype=FTYPES[ftype],
             provenance=origin,
             keep_split=keep_split,
             overwrite=True,

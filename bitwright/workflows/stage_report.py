@@ -80,7 +80,9 @@ def load_extras(folder: RunFolder, result: Mapping[str, Any]) -> ReportExtras:
     Raises:
         InputError: a stage's manifest is missing.
     """
-    select, evaluate = (_stage_result(folder, name) for name in ("select", "evaluate"))
+    select, evaluate, imatrix = (
+        _stage_result(folder, name) for name in ("select", "evaluate", "imatrix")
+    )
     predictions = [
         Prediction(label, category, select["predicted"][label][category], measured)
         for label, by_category in select["measured"].items()
@@ -100,6 +102,7 @@ def load_extras(folder: RunFolder, result: Mapping[str, Any]) -> ReportExtras:
         corpora=statistics,  # type: ignore[arg-type]
         noise_nats=evaluate["noise_nats"],
         recipe=evaluate["recipe"],
+        notes=[f"imatrix: {note}" for note in imatrix["task"].get("notes", ())],
         base_model=evaluate["base_model"],
         license=evaluate["license"],
         command=evaluate["command"],

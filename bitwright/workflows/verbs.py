@@ -12,7 +12,7 @@ from bitwright.workflows.context import RunContext
 from bitwright.workflows.dry_run import describe_plan
 from bitwright.workflows.output import Output
 from bitwright.workflows.pipeline import run_pipeline
-from bitwright.workflows.preflight import make_plan
+from bitwright.workflows.preflight import check_room, make_plan
 from bitwright.workflows.run_folder import RunFolder
 from bitwright.workflows.spec import WorkflowSpec, copy_workflow, list_workflows, load_workflow
 from bitwright.workflows.stage_report import load_result, write_report
@@ -49,17 +49,20 @@ def run(
         spec=spec,
         name=name,
         model=model,
-        folder=RunFolder(folder) if dry_run else RunFolder.open(folder),
+        folder=RunFolder(folder),
         options=session_options(spec, choices),
         reporter=reporter,
         keep_split=choices.keep_split,
     )
     try:
+        plan = make_plan(ctx)
         if dry_run:
-            facts, text = describe_plan(ctx, make_plan(ctx))
+            facts, text = describe_plan(ctx, plan)
             output.result(facts, text)
             return
-        done = run_pipeline(ctx, shown_name(model_spec, model))
+        RunFolder.open(folder).sweep()
+        check_room(ctx, plan)
+        done = run_pipeline(ctx, plan, shown_name(model_spec, model))
     finally:
         reporter.close()
     names = "\n".join(f"  {path}" for path in done.files)
