@@ -56,16 +56,13 @@ class Bench:
     room: int
     folder: Path
     target: str
+    tensors: list[str]
     prepared_s: dict[str, float] = field(default_factory=dict)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
 
     @property
     def base(self) -> list[Chunk]:
         return list(self.chunks[:1])
-
-    @property
-    def tensors(self) -> list[str]:
-        return probed_tensors(self.session)
 
     def probing(self, label: str, forward: OpenChunk) -> Probing:
         self.ledgers[label] = Ledger(self.folder / f"{label}.sqlite", label)
@@ -95,11 +92,12 @@ def open_bench(arguments: argparse.Namespace, folder: Path) -> Iterator[Bench]:
         packer = Packer(model, imatrix, cache_dir=folder / "packed", threads=threads)
         packed = PackedTensors(packer)
         names = probed_tensors(session)
+        if arguments.sample and arguments.sample < len(names):
+            picked = np.linspace(0, len(names) - 1, arguments.sample).round().astype(int)
+            names = [names[i] for i in picked]
         pairs = probe_types(model, names, PROBE_TYPE)
         step("packing", lambda: [packed.get(*pair) for pair in pairs])
-        free = build_options(
-            model, ladder=ladder("K"), imatrix=imatrix, measured=frozenset(names)
-        )
+        free = build_options(model, ladder=ladder("K"), imatrix=imatrix, measured=frozenset(names))
         wanted = {n: tuple(dict.fromkeys((*t, dict(pairs)[n]))) for n, t in free.offered.items()}
         errors = step("errors", lambda: packing_errors(packer, wanted, max_rows=ERROR_ROWS))
         bench = Bench(
@@ -114,6 +112,7 @@ def open_bench(arguments: argparse.Namespace, folder: Path) -> Iterator[Bench]:
             room=_budget(model, arguments.budget) - free.fixed_bytes,
             folder=folder,
             target=arguments.target,
+            tensors=names,
             prepared_s=seconds,
         )
         try:
@@ -144,11 +143,12 @@ def _budget(model: ModelFile, text: str) -> int:
 
 
 class Timed:
-    """Counts seconds inside llama.cpp's passes and inside weight writing, until `stop`."""
+    """CPU seconds of this thread in llama.cpp's passes and in weight writing, until `stop`."""
 
     def __init__(self, session: Session, runner: SuffixRunner) -> None:
         self.decode_s = self.swap_s = 0.0
         self.passes = 0
+        self.total_s = -time.thread_time()
         self._undo: list[Callable[[], None]] = []
         self._wrap(runner._context, "decode", "decode_s")
         self._wrap(session, "set_tensor", "swap_s")
@@ -158,9 +158,9 @@ class Timed:
         original = getattr(owner, name)
 
         def wrapper(*given: Any, **named: Any) -> Any:
-            started = time.perf_counter()
+            started = time.thread_time()
             result = original(*given, **named)
-            setattr(self, counter, getattr(self, counter) + time.perf_counter() - started)
+            setattr(self, counter, getattr(self, counter) + time.thread_time() - started)
             self.passes += name == "set_tensor"
             return result
 
@@ -168,6 +168,7 @@ class Timed:
         self._undo.append(lambda: delattr(owner, name))
 
     def stop(self) -> None:
+        self.total_s += time.thread_time()
         for undo in self._undo:
             undo()
 
@@ -178,9 +179,9 @@ def time_score(bench: Bench, chunk: Chunk) -> float:
     reference = make_reference(logits, chunk.targets())
     found = []
     for _ in range(REPEATS):
-        started = time.perf_counter()
+        started = time.thread_time()
         score(reference, logits, chunk.targets())
-        found.append(time.perf_counter() - started)
+        found.append(time.thread_time() - started)
     return float(np.median(found))
 
 
@@ -197,12 +198,12 @@ def time_callbacks(bench: Bench, runner: SuffixRunner) -> float:
     assert callback is not None
     found = []
     for _ in range(REPEATS):
-        started = time.perf_counter()
+        started = time.thread_time()
         runner._watcher.follow(tape, plan, {})
         for address in tape.addresses[:-1]:
             callback(address, True, None)
         runner._watcher.finish()
-        found.append(time.perf_counter() - started)
+        found.append(time.thread_time() - started)
     return float(np.median(found))
 
 

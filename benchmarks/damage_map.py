@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from bitwright.allocator.race_map import (
 from bitwright.allocator.racing import RaceLimits
 from bitwright.damage.damage_map import DamageMap
 from bitwright.damage.forward import thinned
-from bitwright.damage.probe import full_forward, suffix_forward
+from bitwright.damage.probe import full_forward, probed_tensors, suffix_forward
 from bitwright.engine.suffix import SuffixRunner
 
 CONTRACT = (
@@ -89,6 +90,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             "model": bench.model.name,
             "working_type": bench.session.working_type,
             "tensors": len(bench.tensors),
+            "tensors_of_model": len(probed_tensors(bench.session)),
             "tokens_base": sum(len(c.tokens) for c in bench.base),
             "tokens_all": sum(len(c.tokens) for c in bench.chunks),
             "prepared_s": bench.prepared_s,
@@ -108,8 +110,9 @@ def measure_all(
 ) -> dict[str, DamageMap]:
     """Each way on a ledger of its own."""
     whole, partial = full_forward, suffix_forward(runner)
-    plain = MapSettings(second=False)
-    racing = MapSettings(stride=arguments.stride, second=False, limits=RaceLimits())
+    names = tuple(bench.tensors)
+    plain = MapSettings(second=False, tensors=names)
+    racing = replace(plain, stride=arguments.stride, limits=RaceLimits())
     target = arguments.target
 
     def fixed(label: str, chunks: Sequence[Any], forward: Any) -> MeasuredMap:
@@ -133,12 +136,13 @@ def measure_all(
     for label, way in ways.items():
         watch = Timed(bench.session, runner) if label == "suffix" else None
         wall, cpu, found = timed(way)
+        print(f"{label}: {wall:.1f} s, {cpu:.1f} s of CPU, {found.tokens} tokens", file=sys.stderr)
         figures[f"{label}_s"], figures[f"{label}_cpu_s"] = wall, cpu
         figures[f"{label}_tokens"] = found.tokens
         maps[label] = found.damage_map
         if watch is not None:
             watch.stop()
-            figures.update(shares(bench, runner, watch, wall))
+            figures.update(shares(bench, runner, watch))
         if found.race is not None:
             figures["racing_rounds"] = found.race.rounds
             figures["racing_stable"] = found.race.stable
@@ -148,12 +152,18 @@ def measure_all(
     return maps
 
 
-def shares(bench: Bench, runner: SuffixRunner, watch: Timed, wall_s: float) -> dict[str, float]:
-    """KLD's and Python's parts of the suffix figure; callbacks run inside llama.cpp's time."""
+def shares(bench: Bench, runner: SuffixRunner, watch: Timed) -> dict[str, float]:
+    """KLD's and Python's parts of the suffix figure; callbacks run inside llama.cpp's time.
+
+    In CPU seconds of the main thread, so that other load on the machine does not count as ours.
+    """
     kld_s = time_score(bench, bench.base[0]) * watch.passes
     callbacks_s = time_callbacks(bench, runner) * watch.passes
-    python_s = wall_s - watch.decode_s - watch.swap_s - kld_s + callbacks_s
-    return {"kld_share": kld_s / wall_s, "python_share": max(0.0, python_s) / wall_s}
+    python_s = watch.total_s - watch.decode_s - watch.swap_s - kld_s + callbacks_s
+    return {
+        "kld_share": kld_s / watch.total_s,
+        "python_share": max(0.0, python_s) / watch.total_s,
+    }
 
 
 def judge(bench: Bench, maps: dict[str, DamageMap], figures: dict[str, Any]) -> None:
@@ -171,9 +181,7 @@ def judge(bench: Bench, maps: dict[str, DamageMap], figures: dict[str, Any]) -> 
         figures[f"layout_kld_{label}"] = joint[key]
         different = sum(layouts["truth"][n] != t for n, t in layout.items())
         figures[f"layout_differs_{label}"] = different
-    figures["racing_layout_excess"] = (
-        figures["layout_kld_racing"] / figures["layout_kld_truth"] - 1
-    )
+    figures["racing_layout_excess"] = figures["layout_kld_racing"] / figures["layout_kld_truth"] - 1
 
 
 def speed_ups(figures: dict[str, Any]) -> dict[str, float]:
@@ -206,6 +214,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--working-type", default="auto")
     parser.add_argument("--target", default="code", help="corpus recipe and category")
     parser.add_argument("--budget", default="Q3_K_S + 0.12 %")
+    parser.add_argument("--sample", type=int, help="only so many tensors, evenly in graph order")
     parser.add_argument("--naive-tensors", type=int, default=3, help="sample for naive_s")
     arguments = parser.parse_args()
     usual = {"tokens": 512, "truth": 16, "select": 8} | (QUICK if arguments.quick else {})

@@ -31,6 +31,10 @@ app = typer.Typer(
 )
 workflow_app = typer.Typer(help="List and copy the built-in workflows.", no_args_is_help=True)
 app.add_typer(workflow_app, name="workflow")
+prior_app = typer.Typer(help="Priors: what other models' maps say.", no_args_is_help=True)
+app.add_typer(prior_app, name="prior")
+eval_app = typer.Typer(help="What evaluation needs.", no_args_is_help=True)
+app.add_typer(eval_app, name="eval")
 
 Model = Annotated[
     str,
@@ -59,16 +63,31 @@ DryRun = Annotated[
 ImatrixFile = Annotated[
     Path | None, typer.Option(help="Importance matrix, GGUF or .dat, of any tool")
 ]
+PriceList = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price",
+        help="CATEGORY=0.05: most KLD above the baseline's there, as a part (default 0.10); repeat",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option(help="Replace an existing output file")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop")] = False,
-) -> None:
-    if version:
-        print(__version__)
-        raise typer.Exit
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and stop", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None: ...
 
 
 @app.command()
@@ -82,6 +101,7 @@ def run(
         str | None, typer.Option(help="Instead of the workflow's, e.g. '5.7 GiB'")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the workflow's", min=0)] = None,
+    price: PriceList = None,
     revision: Annotated[str | None, typer.Option(help="Of an hf: model")] = None,
     allow_requantize: Requantize = False,
     keep_split: Annotated[bool, typer.Option(help="Write shards as the input has them")] = False,
@@ -104,6 +124,7 @@ def run(
             out=out,
             budget=budget,
             seed=seed,
+            prices=_prices(price),
             revision=revision,
             allow_requantize=allow_requantize,
             keep_split=keep_split,
@@ -178,6 +199,24 @@ def damage(
     out: Annotated[Path, typer.Option(help="Folder for the map; a second run goes on in it")],
     imatrix: ImatrixFile = None,
     probe_type: Annotated[str, typer.Option(help="Degrade each tensor to this type")] = "Q2_K",
+    minutes: Annotated[float | None, typer.Option(help="Spend no more minutes", min=0)] = None,
+    tokens: Annotated[int | None, typer.Option(help="Decode no more tokens", min=1)] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Race to the layout of this size, as in `allocate`")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Category that the race is for (the corpus's first)")
+    ] = None,
+    ladder: Annotated[str, typer.Option(help="Types that the race decides between")] = "K",
+    tolerance: Annotated[
+        float, typer.Option(help="Part of the damage that open decisions may cost", min=0, max=1)
+    ] = 0.02,
+    stride: Annotated[int, typer.Option(help="Score every n-th row", min=1, max=64)] = 1,
+    way: Annotated[str, typer.Option(help="single, groups or upgrades")] = "single",
+    experts: Annotated[
+        str | None, typer.Option(help="Measure this tensor's experts one at a time")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(help="Tidy table, .csv or .parquet")] = None,
     allow_requantize: Requantize = False,
     threads: Threads = 0,
     gpu_layers: GpuLayers = 0,
@@ -187,7 +226,7 @@ def damage(
     debug: Debug = False,
 ) -> None:
     """What each tensor costs on each category, in nats of KLD, with standard errors."""
-    from bitwright.workflows import single
+    from bitwright.workflows import single_damage
 
     choice = _choice(
         model,
@@ -196,47 +235,138 @@ def damage(
         gpu_layers=gpu_layers,
         working_type=working_type,
     )
+    request = single_damage.DamageRequest(
+        probe_type=probe_type,
+        stride=stride,
+        minutes=minutes,
+        tokens=tokens,
+        tolerance=tolerance,
+        budget=budget,
+        target=target,
+        ladder=ladder,
+        way=way,
+        expert_tensor=experts,
+        export=export,
+    )
     output = Output(json=json_, quiet=quiet)
-    single.damage(choice, corpus, imatrix, probe_type, out, output)
+    single_damage.damage(choice, corpus, imatrix, request, out, output)
 
 
 @app.command()
 def allocate(
     model: Model,
-    damage: Annotated[Path, typer.Option(help="Folder of `bitwright damage`")],
     budget: Annotated[str, typer.Option(help="'5.7 GiB', '3.5 bpw', 'Q3_K_S + 0.12 %', bytes")],
     target: Annotated[str, typer.Option(help="Category to be best at")],
     out: Annotated[Path, typer.Option(help="Layout file to write")],
+    damage: Annotated[Path | None, typer.Option(help="Folder of `bitwright damage`")] = None,
+    no_measure: Annotated[
+        bool, typer.Option("--no-measure", help="Without a damage map: from a prior, labelled so")
+    ] = False,
+    prior: Annotated[
+        Path | None, typer.Option(help="With --no-measure: a prior's file, not the shipped one")
+    ] = None,
     imatrix: ImatrixFile = None,
     ladder: Annotated[str, typer.Option(help="Types to choose from: K or IQ")] = "K",
     pin: Annotated[
         list[str] | None, typer.Option(help="NAME_OR_GLOB=TYPE, decided by hand; repeat it")
     ] = None,
+    baseline: Annotated[str, typer.Option(help="Stock type that prices are relative to")] = "",
+    price: PriceList = None,
+    side_budget: Annotated[
+        list[str] | None, typer.Option(help="GLOB=SIZE for the tensors it matches; repeat it")
+    ] = None,
+    coherent: Annotated[
+        list[str] | None,
+        typer.Option(help="ROLE,ROLE that share a type in each layer; repeat it"),
+    ] = None,
+    honest_name: Annotated[
+        str, typer.Option(help="The best layout that may carry this stock name")
+    ] = "",
     allow_requantize: Requantize = False,
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """The layout of least predicted damage inside a size, for `quantize` or llama-quantize."""
-    from bitwright.workflows import single
+    from bitwright.workflows import single_allocate
 
-    pins = {}
-    for entry in pin or []:
-        name, _, type_name = entry.rpartition("=")
-        if not name:
-            raise typer.BadParameter(f"--pin {entry}: write NAME_OR_GLOB=TYPE")
-        pins[name] = type_name
-    single.allocate(
-        _choice(model, allow_requantize=allow_requantize),
-        damage,
-        imatrix,
+    if (damage is None) != no_measure:
+        raise typer.BadParameter("give either --damage FOLDER, or --no-measure")
+    request = single_allocate.Request(
+        damage=damage,
         budget=budget,
-        ladder_name=ladder,
         target=target,
-        pins=pins,
-        out=out,
-        output=Output(json=json_, quiet=quiet),
+        ladder=ladder,
+        pins=_pairs(pin, "--pin", "NAME_OR_GLOB=TYPE"),
+        baseline=baseline,
+        prices=_prices(price),
+        budgets=_pairs(side_budget, "--side-budget", "GLOB=SIZE"),
+        coherent=tuple(tuple(one.split(",")) for one in coherent or []),
+        honest=honest_name,
+        prior=prior,
     )
+    choice = _choice(model, allow_requantize=allow_requantize)
+    single_allocate.allocate(choice, request, imatrix, out, Output(json=json_, quiet=quiet))
+
+
+@prior_app.command("build")
+def prior_build(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of `bitwright run`")],
+    model: Annotated[
+        list[str], typer.Option("--model", "-m", help="The runs' models, in the same order")
+    ],
+    out: Annotated[Path, typer.Option(help="JSON file to write")],
+    allow_requantize: Requantize = False,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Freeze what runs measured into a prior for models of the same architecture class."""
+    from bitwright.workflows import single_prior
+
+    models = [_choice(one, allow_requantize=allow_requantize) for one in model]
+    single_prior.build(runs, models, out, Output(json=json_))
+
+
+@prior_app.command("compare")
+def prior_compare(
+    run: Annotated[Path, typer.Argument(help="Folder of `bitwright run`")],
+    model: Model,
+    prior: Annotated[Path | None, typer.Option(help="Instead of the shipped one")] = None,
+    allow_requantize: Requantize = False,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Rank correlation of a run's damage map with a prior; refused across architecture classes."""
+    from bitwright.workflows import single_prior
+
+    choice = _choice(model, allow_requantize=allow_requantize)
+    single_prior.compare(run, choice, prior, Output(json=json_))
+
+
+@app.command()
+def canary(
+    model: Annotated[str, typer.Argument(help="As --model of `run`")],
+    workflow: Annotated[
+        str, typer.Option(help="Its corpora, imatrix and target")
+    ] = "coding-q3_k_s",
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder (default: runs/canary-MODEL)")
+    ] = None,
+    again: Annotated[bool, typer.Option(help="Measure, whatever verdict is kept")] = False,
+    allow_requantize: Requantize = False,
+    threads: Threads = 0,
+    gpu_layers: GpuLayers = 0,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Whether our layouts help a model of this shape: six files against upstream's curve."""
+    from bitwright.workflows import single_canary
+
+    choice = _choice(
+        model, allow_requantize=allow_requantize, threads=threads, gpu_layers=gpu_layers
+    )
+    single_canary.canary(workflow, choice, out, again=again, output=Output(json=json_, quiet=quiet))
 
 
 @app.command()
@@ -269,11 +399,34 @@ def quantize(
 
 @app.command()
 def evaluate(
-    files: Annotated[list[Path], typer.Argument(help="Quantized GGUFs, of any tool")],
-    model: Model,
-    corpus: Annotated[Path, typer.Option(help="Folder of `bitwright corpus`")],
+    files: Annotated[list[Path] | None, typer.Argument(help="Quantized GGUFs, of any tool")] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The full-precision model, or demo")
+    ] = "",
+    corpus: Annotated[
+        Path | None, typer.Option(help="Score KLD on this folder of `bitwright corpus`")
+    ] = None,
+    suite: Annotated[
+        str, typer.Option(help="Run tasks: builtin, code, math, chat, tool_calling or a .toml")
+    ] = "",
     split: Annotated[str, typer.Option(help="calibrate, probe, select or report")] = "report",
-    out: Annotated[Path | None, typer.Option(help="Keep per-token scores here (resumes)")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep every token's or item's score here")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the tasks' files, instead of the hub")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="At most so many items a task (0: as the suite)")] = 0,
+    execute_code: Annotated[
+        bool, typer.Option("--execute-code", help="Run code that the model writes, in a sandbox")
+    ] = False,
+    calibrated_on: Annotated[
+        list[Path] | None,
+        typer.Option(help="Calibration text or corpus folder: items found in it are refused"),
+    ] = None,
+    allow_overlap: Annotated[
+        bool, typer.Option(help="Score items of the calibration text")
+    ] = False,
     allow_requantize: Requantize = False,
     threads: Threads = 0,
     gpu_layers: GpuLayers = 0,
@@ -281,14 +434,98 @@ def evaluate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Score quantized files against the model: KLD, top-1 and perplexity, per category."""
-    from bitwright.workflows import single
+    """Score files: tasks of a suite (--suite), or KLD against the model on a corpus (--corpus)."""
+    from bitwright.workflows import single_evaluate
 
     choice = _choice(
         model, allow_requantize=allow_requantize, threads=threads, gpu_layers=gpu_layers
     )
     output = Output(json=json_, quiet=quiet)
-    single.evaluate(choice, files, corpus, split, out, output)
+    if bool(suite) == (corpus is not None):
+        raise typer.BadParameter("give --suite NAME for tasks, or --corpus FOLDER for KLD")
+    if suite:
+        chosen = single_evaluate.SuiteChoice(
+            suite, data, limit, execute_code, tuple(calibrated_on or ()), allow_overlap
+        )
+        single_evaluate.evaluate_suite(choice, files or [], chosen, out, output)
+        return
+    if not files or not model or corpus is None:
+        raise typer.BadParameter("--corpus compares FILES with --model: give both")
+    single_evaluate.evaluate(choice, files, corpus, split, out, output)
+
+
+@app.command()
+def compare(
+    results: Annotated[list[Path], typer.Argument(help="Folders of `evaluate --suite --out`")],
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Paired differences of the first result and each of the others, task by task."""
+    from bitwright.workflows import single_evaluate
+
+    single_evaluate.compare(results, Output(json=json_))
+
+
+@app.command("seed-comparison")
+def seed_comparison(
+    run: Annotated[Path, typer.Argument(help="A finished run folder of `bitwright run`")],
+    model: Model,
+    suite: Annotated[
+        list[str] | None, typer.Option(help="Suites of the target and the others; repeat it")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the tasks' files, instead of the hub")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="At most so many items a task (0: as the suite)")] = 0,
+    execute_code: Annotated[
+        bool, typer.Option("--execute-code", help="Run code that the model writes, in a sandbox")
+    ] = False,
+    allow_overlap: Annotated[
+        bool, typer.Option(help="Score items of the calibration text")
+    ] = False,
+    allow_requantize: Requantize = False,
+    threads: Threads = 0,
+    gpu_layers: GpuLayers = 0,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Imatrix or layout: stock and our layout, each with both imatrices, on executed tasks."""
+    from bitwright.workflows import seed_comparison as seed
+    from bitwright.workflows.single_evaluate import SuiteChoice
+
+    choice = _choice(
+        model, allow_requantize=allow_requantize, threads=threads, gpu_layers=gpu_layers
+    )
+    suites = suite or ["builtin"]
+    chosen = SuiteChoice(", ".join(suites), data, limit, execute_code, (), allow_overlap)
+    seed.seed_comparison(choice, run, suites, chosen, Output(json=json_, quiet=quiet))
+
+
+@eval_app.command("doctor")
+def eval_doctor(json_: Json = False, debug: Debug = False) -> None:
+    """What is missing for running model-written code in a sandbox."""
+    from bitwright.workflows import single_evaluate
+
+    single_evaluate.show_doctor(Output(json=json_))
+
+
+@app.command()
+def thresholds(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of sweeps, or kept files")],
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(help="Exit with 1 if so, e.g. tool_calling.breaks_above=3.9bpw; repeat it"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep them in a small JSON file")] = None,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Where each category breaks, for several runs side by side; a check for CI."""
+    from bitwright.workflows import single_thresholds
+
+    if not single_thresholds.thresholds(runs, fail_if or [], out, Output(json=json_)):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -336,6 +573,29 @@ def workflow_cp(
     verbs.copy_builtin(name, destination, Output(json=json_))
 
 
+def _pairs(entries: list[str] | None, option: str, form: str) -> dict[str, str]:
+    """NAME=VALUE options as a dictionary; the last of a name holds."""
+    pairs = {}
+    for entry in entries or []:
+        name, _, value = entry.rpartition("=")
+        if not name or not value:
+            raise typer.BadParameter(f"{option} {entry}: write {form}")
+        pairs[name] = value
+    return pairs
+
+
+def _prices(entries: list[str] | None) -> dict[str, float]:
+    found = {}
+    for category, text in _pairs(entries, "--price", "CATEGORY=0.05").items():
+        try:
+            found[category] = float(text)
+        except ValueError:
+            found[category] = -1.0
+        if not 0 <= found[category] < 1000:
+            raise typer.BadParameter(f"--price {category}={text}: a part such as 0.05, from 0 up")
+    return found
+
+
 def _choice(
     model: str,
     *,
@@ -373,6 +633,10 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         _fail(f"bitwright: {error}", 1)
+    except OSError as error:  # a path that the system refuses, wherever it was met
+        if "--debug" in sys.argv or error.filename is None:
+            raise
+        _fail(f"bitwright: {error.filename}: {error.strerror}; check the path", 1)
     except Interrupted:
         _fail("bitwright: interrupted; the same command goes on where it stopped", 130)
 

@@ -11,6 +11,7 @@ from bitwright.allocator.racing import LEVEL, RaceLimits, RaceResult, Standing, 
 from bitwright.allocator.solver import Problem
 from bitwright.corpora.records import Chunk
 from bitwright.damage.collect import blocks_of, build_map, failed_pairs, known_probes
+from bitwright.damage.curve import describe_curve, fit_curve
 from bitwright.damage.damage_map import DamageMap
 from bitwright.damage.intervals import estimate, interval
 from bitwright.damage.ledger import Ledger
@@ -22,6 +23,7 @@ from bitwright.damage.probe import (
     probe_types,
     probed_tensors,
     run_probes,
+    with_rows,
 )
 from bitwright.damage.rounds import Round, by_category, plan_rounds, tokens_of
 from bitwright.damage.second_probes import second_probes
@@ -58,9 +60,13 @@ class Decider:
 
 @dataclass(frozen=True, slots=True)
 class MapSettings:
-    """How much is measured. ``second``: further types of some tensors, for the type curve."""
+    """How much is measured.
+
+    ``second``: further types of some tensors, for the type curve. ``tensors``: only these.
+    """
 
     probe_type: str = "Q2_K"
+    tensors: tuple[str, ...] | None = None
     stride: int = 1
     second: bool = True
     limits: RaceLimits = field(default_factory=RaceLimits)
@@ -75,6 +81,24 @@ class MeasuredMap:
     tokens: int
 
 
+def measure_map(
+    probing: Probing, chunks: Chunks, settings: MapSettings, decider: Decider, mode: str
+) -> MeasuredMap:
+    """`measure_racing` for mode 'race', else `measure_fixed`; with the fitted type curve."""
+    if mode == "race":
+        measured = measure_racing(probing, chunks, settings, decider)
+    else:
+        measured = measure_fixed(probing, chunks, settings, decider)
+    found = measured.damage_map
+    if not settings.second:
+        return measured
+    offered = {n: t for n, t in decider.options.offered.items() if n in set(found.tensors)}
+    probed = found.types()
+    errors = decider.errors(_with_probe(offered, {n: t[0] for n, t in probed.items()}))
+    curve = fit_curve(found, errors)
+    return replace(measured, damage_map=replace(found, curve=describe_curve(curve)))
+
+
 def measure_fixed(
     probing: Probing, chunks: Chunks, settings: MapSettings, decider: Decider | None
 ) -> MeasuredMap:
@@ -84,9 +108,11 @@ def measure_fixed(
     chunks are always measured whole. With a decider, second probes follow.
     """
     pairs, limits = _first_pairs(probing, settings), settings.limits
+    chunks = with_rows(chunks)
     rounds = plan_rounds(chunks, chunks, settings.stride)
     if settings.stride > 1:
         rounds = rounds[: max(map(len, chunks.values()))]
+    limited = limits.tokens is not None or limits.minutes is not None
     started, tokens, used = time.monotonic(), 0, 0
     notes: tuple[str, ...] = ()
     for one in rounds:
@@ -96,12 +122,17 @@ def measure_fixed(
         if used and (over_tokens or over_time):
             notes = (f"{used} of {len(rounds)} rounds of text were measured: the budget is spent",)
             break
-        _run(probing, [one], pairs)
-        tokens, used = tokens + cost, used + 1
+        # Without a limit all at once, so that progress counts all of it.
+        batch = [one] if limited else rounds
+        _run(probing, batch, pairs, floor=not used)
+        tokens += sum(map(tokens_of, batch)) * len(pairs)
+        used += len(batch)
+        if not limited:
+            break
     found = _map(probing, pairs, rounds[:used], settings)
     if settings.second and decider is not None:
         more = _second(found, decider)
-        _run(probing, rounds[:1], more)
+        _run(probing, rounds[:1], more, floor=False)
         tokens += tokens_of(rounds[0]) * len(more)
         found = _map(probing, [*pairs, *more], rounds[:used], settings)
     return MeasuredMap(replace(found, notes=(*found.notes, *notes)), None, tokens)
@@ -115,7 +146,7 @@ def measure_racing(
     Every tensor is measured on one chunk of each category; the race is about the target's.
     """
     pairs = _first_pairs(probing, settings)
-    rounds = plan_rounds(chunks, (decider.target,), settings.stride)
+    rounds = plan_rounds(with_rows(chunks), (decider.target,), settings.stride)
     options = decider.options
     tensors = options.tensors
     kinds = dict(pairs)
@@ -130,10 +161,10 @@ def measure_racing(
         nonlocal extra, more
         # The first round also measures what is not chosen for: pinned tensors belong to the map.
         wanted = pairs if not number else [(n, kinds[n]) for n in kinds if n in set(names)]
-        _run(probing, [rounds[number]], wanted)
+        _run(probing, [rounds[number]], wanted, floor=not number)
         if not number and settings.second:
             more = _second(_map(probing, pairs, rounds[:1], settings), decider)
-            _run(probing, rounds[:1], more)
+            _run(probing, rounds[:1], more, floor=False)
             extra = tokens_of(rounds[0]) * len(more)
         measured.append(number)
 
@@ -196,11 +227,11 @@ def byte_problem(options: OptionSet, table: DamageTable, target: str, room: int)
 
 
 def _first_pairs(probing: Probing, settings: MapSettings) -> list[Pair]:
-    names = probed_tensors(probing.session)
+    names = probed_tensors(probing.session, settings.tensors)
     return probe_types(probing.session.model, names, settings.probe_type)
 
 
-def _run(probing: Probing, rounds: Sequence[Round], pairs: Sequence[Pair]) -> None:
+def _run(probing: Probing, rounds: Sequence[Round], pairs: Sequence[Pair], *, floor: bool) -> None:
     order = {name: i for i, name in enumerate(probing.session.weights)}
     sorted_pairs = sorted(pairs, key=lambda pair: order[pair[0]])
     run_probes(
@@ -210,6 +241,7 @@ def _run(probing: Probing, rounds: Sequence[Round], pairs: Sequence[Pair]) -> No
         probing.ledger,
         open_chunk=probing.open_chunk,
         progress=probing.progress,
+        floor=floor,
     )
 
 

@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 
 LEVEL = 0.9  # of the intervals that decide
 TOLERANCE = 0.02  # of the layout's predicted damage: what all open decisions may cost together
-BISECTIONS = 100
+PRICE_GAP = 1e-9  # relative: how closely the price of a byte is found
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def byte_price(problem: Problem) -> float:
     steps = np.diff(np.unique(sizes))
     high = float(costs.max() - costs.min()) / float(steps.min()) if len(steps) else 1.0
     low = high * 1e-18
-    for _ in range(BISECTIONS):
+    while high / low > 1 + PRICE_GAP:
         middle = float(np.sqrt(low * high))
         if _bytes_at(problem, middle) <= problem.budget_bytes:
             high = middle
@@ -110,8 +110,12 @@ def byte_price(problem: Problem) -> float:
 
 
 def _bytes_at(problem: Problem, price: float) -> int:
-    chosen = _cheapest(problem, np.ones(len(problem.tensors)), price)[0]
-    return int(problem.size_bytes[chosen].sum())
+    """Bytes of the best options at a price, the smallest of equals."""
+    starts = np.searchsorted(problem.owner, np.arange(len(problem.tensors)))
+    value = problem.cost + price * problem.size_bytes
+    best = np.minimum.reduceat(value, starts)[problem.owner]
+    sizes = np.where(value <= best, problem.size_bytes, np.iinfo(np.int64).max)
+    return int(np.minimum.reduceat(sizes, starts).sum())
 
 
 def _cheapest(problem: Problem, scale: Floats, price: float) -> tuple[Ints, Floats]:

@@ -60,7 +60,7 @@ def render_conversation(
 ) -> Rendering | Failure:
     """The text and what the assistant says in it; a Failure if no form of it can be rendered."""
     failure = Failure("no assistant turn")
-    for form_messages, form_tools in _forms(messages, tools):
+    for form_messages, form_tools in forms(messages, tools):
         result = _render_form(template, form_messages, form_tools)
         if isinstance(result, Rendering):
             return result
@@ -68,7 +68,7 @@ def render_conversation(
     return failure
 
 
-def _forms(messages: Messages, tools: Tools | None) -> Iterator[tuple[Messages, Tools | None]]:
+def forms(messages: Messages, tools: Tools | None) -> Iterator[tuple[Messages, Tools | None]]:
     """The conversation as given, then in the forms that less able templates need.
 
     Arguments as JSON text; tools and calls written out as text; the system message merged into

@@ -86,7 +86,7 @@ def build_map(
     for category, found in known.items():
         for pair, made in _category_rows(good, category, found).items():
             rows[pair, category] = made
-    names = dict.fromkeys(name for name, _ in failed)
+    names = [name for name in dict.fromkeys(n for n, _ in failed) if name not in dict(good)]
     return DamageMap(
         rows=tidy([row for pair in good for category in known for row in rows[pair, category]]),
         key=ledger.key,

@@ -128,6 +128,19 @@ def fit_curve(damage_map: DamageMap, errors: Errors, span: str = "scored") -> Ty
     )
 
 
+def describe_curve(curve: TypeCurve) -> dict[str, object]:
+    """A fit as strict JSON; empty where nothing was fitted."""
+    if not curve.n_pairs:
+        return {}
+    return {
+        "exponent": curve.exponent,
+        "r2": None if np.isnan(curve.r2) else curve.r2,
+        "n_pairs": curve.n_pairs,
+        "factor": {t: float(np.exp(step)) for t, step in curve.offset.items()},
+        "spread_log": dict(curve.spread),
+    }
+
+
 def _weighted_median(values: Doubles, weights: Doubles) -> float:
     order = np.argsort(values)
     cumulative = np.cumsum(weights[order])

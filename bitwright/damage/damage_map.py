@@ -8,7 +8,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class DamageMap:
     noise_floor: mean |KLD| of the reference decoded again, nats, by category.
     se_method: 'chunks' or 'tokens', by category. n_chunks: probed chunks, by category.
     failed: tensors without values, since a probe of theirs gave logits that are not finite.
+    floors: setting → mean |KLD| of the reference under it, nats. curve: what a fit of the type
+    curve said (exponent, r2, n_pairs, spread), empty where none was made.
     """
 
     rows: pd.DataFrame
@@ -52,6 +54,14 @@ class DamageMap:
     n_chunks: Mapping[str, int]
     notes: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    floors: Mapping[str, float] = field(default_factory=dict)
+    curve: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def probe_rows(self) -> pd.DataFrame:
+        """The rows without second probes: each tensor at the first of its types."""
+        first = {tensor: types[0] for tensor, types in self.types().items()}
+        return self.rows[self.rows["type"] == self.rows["tensor"].map(first)]
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -139,6 +149,8 @@ def save_damage_map(damage_map: DamageMap, folder: Path) -> tuple[Path, Path]:
         "n_chunks": dict(damage_map.n_chunks),
         "notes": list(damage_map.notes),
         "failed": list(damage_map.failed),
+        "floors_nats": dict(damage_map.floors),
+        "curve": dict(damage_map.curve),
         "spans": list(SPANS),
         "table_sha256": hashlib.sha256(table).hexdigest(),
     }
@@ -179,4 +191,6 @@ def load_damage_map(folder: Path) -> DamageMap:
         n_chunks=manifest["n_chunks"],
         notes=tuple(manifest["notes"]),
         failed=tuple(manifest.get("failed", ())),
+        floors=manifest.get("floors_nats", {}),
+        curve=manifest.get("curve", {}),
     )

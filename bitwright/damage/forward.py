@@ -15,10 +15,14 @@ from bitwright.engine.suffix_check import check_suffix
 
 @dataclass(frozen=True, slots=True)
 class Forwards:
-    """The chosen way, and one sentence that says which it is and why."""
+    """The chosen way, and one sentence that says which it is and why.
+
+    ``runner``: for partial passes that are no single probes; None where they are not exact.
+    """
 
     open_chunk: OpenChunk
     reason: str
+    runner: SuffixRunner | None = None
 
 
 @contextmanager
@@ -30,7 +34,7 @@ def choose_forward(session: Session, chunk: Chunk) -> Iterator[Forwards]:
     with SuffixRunner(session) as runner:
         exact, reason = check_suffix(runner, chunk.tokens, chunk.starts, chunk.rows())
         if exact:
-            yield Forwards(suffix_forward(runner), reason)
+            yield Forwards(suffix_forward(runner), reason, runner)
         else:
             yield Forwards(full_forward, f"whole passes only: {reason}")
 

@@ -161,7 +161,7 @@ def price_types(
             nats[i, j] = value
             spread = 0.0 if measured[i, j] else curve.log_spread(type_name)
             se[i, j] = np.hypot(source.se * scale, value * spread)
-            clamped += [(tensor, type_name)] * held
+            clamped += [(tensor, type_name)] * bool(held)
         _make_monotonic(nats[i], types, measured[i])
     clipped = tuple(
         (tensor, categories[c])

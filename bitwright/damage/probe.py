@@ -27,6 +27,8 @@ from bitwright.errors import ConfigError, EngineError, InputError, NotFiniteErro
 Chunks = Mapping[str, Sequence[Chunk]]
 Progress = Callable[[int, int, str], None]
 
+# Part of every ledger's key. 2 (2026-11-29): sums of groups of rows beside those of spans.
+PROBE_VERSION = 2
 # Packed tensors kept between chunks; what lies above is packed, or read from its cache, again.
 KEEP_BYTES = 256 << 20
 
@@ -155,8 +157,9 @@ def run_probes(
     *,
     open_chunk: OpenChunk = full_forward,
     progress: Progress | None = None,
+    floor: bool = True,
 ) -> None:
-    """Measure and record what the ledger does not have, and the noise floor of each category.
+    """Measure and record what the ledger does not have; with `floor` each category's noise floor.
 
     Raises:
         EngineError: every probe of a chunk gave NaN or Inf, or the reference did.
@@ -168,7 +171,7 @@ def run_probes(
     for one in work:
         known = ledger.probes(chunk_id(one.chunk), one.category)
         wanted = list(one.pairs)
-        if one.category not in floors:
+        if floor and one.category not in floors:
             floors.add(one.category)
             wanted.append((REFERENCE, session.working_type))
         missing = [pair for pair in wanted if pair not in known]

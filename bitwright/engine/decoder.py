@@ -4,9 +4,10 @@ A slot is one stream of the KV cache and remembers its tokens, so that a sequenc
 the last one pays for its new tokens only. The logits are bit for bit those of a cleared cache:
 
 - flash attention is off: its CPU kernels round differently for few and for many rows;
-- a batch has at least `MIN_ROWS` rows, and each slot in it at least `MIN_SLOT_ROWS`, since ggml
-  multiplies fewer rows by other kernels. Missing rows are later positions, which no earlier
-  position sees; they are taken back after the batch.
+- a batch has at least `MIN_ROWS` rows, as many of them are outputs (the head multiplies those
+  alone), and each slot has at least `MIN_SLOT_ROWS`, since ggml multiplies fewer rows by other
+  kernels. Missing rows are later positions, which no earlier position sees; they are taken back
+  after the batch.
 - slots are streams of their own (`kv_unified` off): a neighbour cannot move a sequence's cells.
 
 Measured on K-quants, F16 and BF16 with 1 and 2 threads; a GPU backend has its own kernels.
@@ -15,6 +16,7 @@ Measured on K-quants, F16 and BF16 with 1 and 2 threads; a GPU backend has its o
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
@@ -118,9 +120,7 @@ class Decoder:
         size = 64
         for _ in range(2):
             buffer = ctypes.create_string_buffer(size)
-            n = llama.llama_token_to_piece(
-                self.loaded.vocab, token_id, buffer, size, 0, special
-            )
+            n = llama.llama_token_to_piece(self.loaded.vocab, token_id, buffer, size, 0, special)
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
@@ -253,8 +253,9 @@ class Decoder:
         begins = [len(self._slots[part.slot].kept) for part in parts]
         positions = [np.arange(b, b + len(p)) for b, p in zip(begins, padded, strict=True)]
         slots = [np.full(len(p), part.slot) for part, p in zip(parts, padded, strict=True)]
+        asked = _enough_rows(rows, sum(map(len, padded)))
         batch, keep = make_batch(
-            np.concatenate(padded), np.concatenate(slots), np.concatenate(positions), rows
+            np.concatenate(padded), np.concatenate(slots), np.concatenate(positions), asked
         )
         with lib.capture_log() as log:
             code = llama.llama_decode(self._pointer, batch)
@@ -265,10 +266,10 @@ class Decoder:
                 f"llama.cpp refused to decode {sum(map(len, padded))} tokens "
                 f'(code {code}, "{log.last_error()}")'
             )
-        address = ctypes.cast(
-            llama.llama_get_logits(self._pointer), ctypes.POINTER(ctypes.c_float)
-        )
-        view = np.ctypeslib.as_array(address, shape=(len(rows), self.n_vocab))
+        address = ctypes.cast(llama.llama_get_logits(self._pointer), ctypes.POINTER(ctypes.c_float))
+        view = np.ctypeslib.as_array(address, shape=(len(asked), self.n_vocab))
+        if len(asked) > len(rows):
+            view = view[np.searchsorted(asked, rows)]
         with np.errstate(invalid="ignore", over="ignore"):
             if len(rows) and not np.isfinite(view.sum()):
                 raise EngineError("logits are NaN or infinite; this file cannot be scored")
@@ -294,6 +295,14 @@ def _context_size(wanted: int, trained: int, name: str) -> int:
     return wanted or min(trained or DEFAULT_CTX, DEFAULT_CTX)
 
 
+def _enough_rows(rows: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """The wanted rows with others before them: the last layers and the head see these alone."""
+    if not 0 < len(rows) < MIN_ROWS:
+        return rows
+    others = np.setdiff1d(np.arange(n), rows)
+    return np.sort(np.concatenate([rows, others[max(0, len(others) + len(rows) - MIN_ROWS) :]]))
+
+
 def _common(a: Tokens, b: Tokens) -> int:
     n = min(len(a), len(b))
     different = np.flatnonzero(a[:n] != b[:n])
@@ -305,4 +314,4 @@ def _cuts(start: int, end: int, size: int) -> list[tuple[int, int]]:
     cuts = [*range(start, end, size), end]
     if len(cuts) > 2 and cuts[-1] - cuts[-2] < MIN_ROWS:
         cuts[-2] = cuts[-1] - MIN_ROWS
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))

@@ -27,7 +27,10 @@ NodeWatcher = Callable[[int, bool], bool]
 
 
 class LoadedModel:
-    """llama_model of a file, with the vocabulary always and the weights unless `vocab_only`."""
+    """llama_model of a file, with the vocabulary always and the weights unless `vocab_only`.
+
+    `repack` lets the CPU rearrange quantized weights, as llama.cpp's own tools do.
+    """
 
     def __init__(
         self,
@@ -36,13 +39,14 @@ class LoadedModel:
         gpu_layers: int = 0,
         vocab_only: bool = False,
         no_alloc: bool = False,
+        repack: bool = False,
     ) -> None:
         params = llama.llama_model_default_params()
         params.load_mode = LOAD_MODE_NONE
         params.lazy_mode = LAZY_MODE_OFF
         params.n_gpu_layers = gpu_layers
         # Repacked weights cannot be swapped, and change the numbers by as much as one tensor does.
-        params.use_extra_bufts = False
+        params.use_extra_bufts = repack
         params.vocab_only = vocab_only
         params.no_alloc = no_alloc
         path = model.shards[0].path

@@ -66,7 +66,8 @@ def intervals(spans: Sequence[Span], label: str) -> str:
     height = 34 + step * len(spans)
 
     def x(value: float) -> float:
-        return left + width * math.log(value / low) / math.log(high / low)
+        # An interval may reach down to zero, which no logarithmic axis shows.
+        return left + width * math.log(max(value, low) / low) / math.log(high / low)
 
     parts = [f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="22" y2="{height - 8}" {RULE}/>']
     parts += [_text(x(tick), 14, f"×{tick:g}", anchor="middle") for tick in _ticks(low, high)]

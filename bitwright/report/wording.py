@@ -88,7 +88,8 @@ def verdict_sentence(result: Mapping[str, Any]) -> str:
         return f"No verdict: no KLD ratio on {target} can be given for {chosen['label']}."
     times = f"{ratio['value']:.3f} times the KLD of {baseline['label']}{_bounds(ratio)}"
     if chosen["label"] == baseline["label"]:
-        return f"{opening}: on {target}, our best layout has {times}."
+        why = f" ({result['reason']})" if result.get("reason") else ""
+        return f"{opening}: on {target}, our best layout has {times}{why}."
     bytes_text = _bytes_compared(chosen["size_bytes"], baseline["size_bytes"])
     return f"{opening}: on {target}, {chosen['label']} has {times} in {bytes_text}."
 

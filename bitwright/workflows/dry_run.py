@@ -55,7 +55,7 @@ def finished_stages(ctx: RunContext, plan: Plan) -> list[str]:
         done.append("corpus")
         imatrices, key = collect_imatrices(reading, corpora)
         done.append("imatrix")
-        damage_map, _ = measure_damage(reading, corpora, imatrices["task"], key)
+        damage_map, _ = measure_damage(reading, corpora, imatrices["task"], key, plan.budget_bytes)
         done.append("damage")
         suite = load_suite("divergence")
         found = allocate(reading, plan, corpora, damage_map, imatrices["task"], key, suite)

@@ -23,6 +23,7 @@ from bitwright.workflows.context import RunContext
 from bitwright.workflows.preflight import Plan
 from bitwright.workflows.result import FileEntry, build_result
 from bitwright.workflows.run_folder import key_of
+from bitwright.workflows.spec import WorkflowSpec
 from bitwright.workflows.stage_allocate import Allocation, allocate, stock_label
 from bitwright.workflows.stage_corpus import build_corpora
 from bitwright.workflows.stage_damage import make_packer, measure_damage
@@ -57,13 +58,17 @@ def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
     suite = load_suite("divergence")
     corpora, _ = build_corpora(ctx)
     imatrices, imatrix_key = collect_imatrices(ctx, corpora)
-    damage_map, damage_key = measure_damage(ctx, corpora, imatrices["task"], imatrix_key)
+    damage_map, damage_key = measure_damage(
+        ctx, corpora, imatrices["task"], imatrix_key, plan.budget_bytes
+    )
     allocation = allocate(ctx, plan, corpora, damage_map, imatrices["task"], imatrix_key, suite)
     entries = report_entries(ctx, plan, allocation)
     scored = score_report(ctx, corpora, entries, imatrices)
     baseline = stock_label(ctx.spec.baseline, "task")
     comparison = compare(scored.table, OURS, baseline, ctx.spec.target, suite)
-    chosen, verdict = decide(plan, ctx.spec.baseline, allocation, comparison)
+    chosen, verdict = decide(plan, ctx.spec, allocation, comparison)
+    if allocation.reason:
+        ctx.reporter.note(allocation.reason)
     entry = next(entry for entry in entries if entry.label == chosen)
     recipe = recipe_sha256(ctx, corpora, damage_key)
     written, name = write_chosen(ctx, plan, entry, imatrices["task"], recipe, corpora)
@@ -81,6 +86,8 @@ def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
         suite,
         allocation.predicted_over_measured(allocation.ours, ctx.spec.target),
     )
+    result["reason"] = allocation.reason
+    result["price"] = kept_prices(allocation.prices, comparison)
     described = describe_run(
         ctx, {entry.label: entry.types for entry in entries}, {chosen: name}, recipe
     )
@@ -105,11 +112,12 @@ def report_entries(ctx: RunContext, plan: Plan, allocation: Allocation) -> list[
         )
     ]
     ours = allocation.candidates[allocation.ours]
-    role_rule = allocation.candidates.get("role-rule")
-    if role_rule is not None:
-        entries.append(
-            FileEntry("role-rule-task", "role-rule", "task", role_rule.size_bytes, role_rule.types)
-        )
+    for control in ("role-rule", "honest-name"):
+        found = allocation.candidates.get(control)
+        if found is not None:
+            entries.append(
+                FileEntry(f"{control}-task", control, "task", found.size_bytes, found.types)
+            )
     for imatrix in ("general", "task"):
         entries.append(FileEntry(f"ours-{imatrix}", "ours", imatrix, ours.size_bytes, ours.types))
     return entries
@@ -136,18 +144,37 @@ def score_report(
 
 
 def decide(
-    plan: Plan, baseline: str, allocation: Allocation, comparison: Comparison
+    plan: Plan, spec: WorkflowSpec, allocation: Allocation, comparison: Comparison
 ) -> tuple[str, str]:
-    """(label to write, verdict): ours, unless select or report shows that stock is better.
+    """(label to write, verdict): ours, unless select or report speaks against it.
 
     A baseline that does not fit the budget is compared, never written. The ratio of result.json
     always compares our best candidate with the baseline, whichever of the two is written.
     """
     if not (allocation.keep_stock or comparison.verdict == "worse"):
         return comparison.label, comparison.verdict
-    if plan.stock_bytes[baseline] > plan.budget_bytes:
-        return comparison.label, "worse, and the baseline does not fit the budget"
-    return comparison.baseline, "worse, baseline written"
+    own, stock = allocation.measured[allocation.ours], allocation.measured[comparison.baseline]
+    limits = {spec.target: 0.0, **allocation.prices}
+    over = any(own[c] > (1 + e) * stock[c] for c, e in limits.items() if c in own and c in stock)
+    worse = comparison.verdict == "worse" or over
+    if plan.stock_bytes[spec.baseline] > plan.budget_bytes:
+        kept = "worse, and the baseline does not fit the budget"
+        return comparison.label, kept if worse else "no difference shown"
+    return comparison.baseline, "worse, baseline written" if worse else "no difference shown"
+
+
+def kept_prices(prices: Mapping[str, float], comparison: Comparison) -> dict[str, Any]:
+    """Off-target category → declared most, measured ratio, and whether the report split keeps it.
+
+    ``kept`` is None where nothing could be measured.
+    """
+    found = {}
+    for category, epsilon in prices.items():
+        ratio = comparison.off_target[category].value if category in comparison.off_target else None
+        most = 1.0 + epsilon
+        kept = None if ratio is None else ratio <= most
+        found[category] = {"most": most, "ratio": ratio, "kept": kept}
+    return found
 
 
 def recipe_sha256(ctx: RunContext, corpora: Mapping[str, Corpus], damage_key: str) -> str:

@@ -26,7 +26,10 @@ from bitwright.errors import StorageError
 SCHEMA_VERSION = 1  # 2026-11-29: first layout of the run folder
 METRICS_VERSION = 1  # 2026-11-29: KLD on scored spans, bootstrap over documents
 
-SUBFOLDERS = ("cache", "corpus", "imatrix", "damage", "select", "report")
+SUBFOLDERS = (
+    *("cache", "corpus", "imatrix", "damage", "select", "report"),
+    *("sweep", "calibration", "final", "explain", "joint", "ladders", "layouts"),
+)
 
 
 def to_json(value: object) -> str:
@@ -68,10 +71,10 @@ class RunFolder:
         Raises:
             StorageError: it cannot be made or written.
         """
-        if path.exists() and not path.is_dir():
-            raise StorageError(f"{path} is a file: give a folder for the run")
         try:
             path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise StorageError(f"{path} is a file: give a folder for the run") from None
         except OSError as error:
             raise StorageError(f"cannot make the run folder {path}: {error.strerror}") from None
         if not os.access(path, os.W_OK):

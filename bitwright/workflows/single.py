@@ -3,22 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from bitwright.allocator.budget import parse_budget, resolve_budget
-from bitwright.allocator.candidates import propose
-from bitwright.allocator.ladders import ladder
-from bitwright.allocator.layout import Layout, read_layout, write_layout
+from bitwright.allocator.layout import read_layout
 from bitwright.allocator.names import nominal_ftype
-from bitwright.allocator.options import build_options
 from bitwright.corpora.build import build_corpus
 from bitwright.corpora.recipe import load_recipe
-from bitwright.corpora.records import SPLITS, Corpus
+from bitwright.corpora.records import Corpus
 from bitwright.corpora.store import load_corpus, save_corpus
-from bitwright.damage.damage_map import load_damage_map, save_damage_map
-from bitwright.damage.ledger import Ledger
-from bitwright.damage.pricing import packing_errors, price_types, types_to_pack
-from bitwright.damage.probe import measure_damage
 from bitwright.engine.atomic import check_folder
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.imatrix_collect import collect_imatrix
@@ -32,12 +23,9 @@ from bitwright.engine.session import Session, SessionOptions, check_loadable, re
 from bitwright.engine.tokenizer import Tokenizer
 from bitwright.engine.upstream import FTYPES, ftype_name, upstream_layout
 from bitwright.errors import ConfigError, InputError, StorageError
-from bitwright.eval.files import score_file
-from bitwright.eval.scores import scores_of
-from bitwright.eval.suite import load_suite
-from bitwright.report.wording import SYNTHETIC, kld_text, share_text
+from bitwright.report.wording import SYNTHETIC
 from bitwright.workflows.output import Output, bytes_text
-from bitwright.workflows.run_folder import METRICS_VERSION, RunFolder, key_of
+from bitwright.workflows.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +50,16 @@ def corpus(
     recipes: Sequence[str], choice: ModelChoice, out: Path, seed: int, output: Output
 ) -> None:
     """Recipes → chunks of the model's tokens, in a folder."""
+    loaded = [load_recipe(recipe) for recipe in recipes]
     model = choice.open()
     folder = RunFolder.open(out).path
     reporter = output.reporter()
-    reporter.stage("corpus", ", ".join(recipes))
+    reporter.stage("corpus", ", ".join(recipe.category for recipe in loaded))
     try:
         with Tokenizer(model) as tokenizer:
             built = [
-                build_corpus(load_recipe(recipe), tokenizer, n_ctx=choice.options.n_ctx, seed=seed)
-                for recipe in recipes
+                build_corpus(recipe, tokenizer, n_ctx=choice.options.n_ctx, seed=seed)
+                for recipe in loaded
             ]
         save_corpus(built, folder)
     finally:
@@ -187,104 +176,6 @@ def _share(text: str, where: str) -> float:
     return value
 
 
-def damage(
-    choice: ModelChoice,
-    corpus_folder: Path,
-    imatrix_path: Path | None,
-    probe_type: str,
-    out: Path,
-    output: Output,
-) -> None:
-    """Probe each tensor of a model on the corpus's probe split; resumes in the folder."""
-    model = choice.open()
-    corpora = matching_corpora(corpus_folder, model)
-    session_options = fitting(choice.options, corpora)
-    found = load_checked_imatrix(imatrix_path, model)
-    chunks = {category: c.split("probe") for category, c in corpora.items()}
-    folder = RunFolder.open(out).path
-    key = key_of(
-        model.sha256(),
-        found.sha256() if found else None,
-        [session_options.working_type, session_options.n_ctx, session_options.gpu_layers],
-        METRICS_VERSION,
-    )
-    reporter = output.reporter()
-    reporter.stage("damage", f"to {probe_type}")
-    try:
-        packer = make_packer(model, found, choice, folder / "packed")
-        with (
-            Session(model, session_options) as session,
-            Ledger(folder / "ledger.sqlite", key) as led,
-        ):
-            measured = measure_damage(
-                session, packer, chunks, led, probe_type=probe_type, progress=reporter.step
-            )
-    finally:
-        reporter.close()
-    save_damage_map(measured, folder)
-    rows = measured.rows[measured.rows["span"] == "scored"]
-    worst = rows.sort_values("kld_nats", ascending=False).head(10)
-    lines = [
-        f"{r.tensor:<32} {r.type:<6} {r.category:<14} {r.kld_nats:.5f} ± {r.se:.5f} nats"
-        for r in worst.itertuples()
-    ]
-    facts = {"path": str(out), "tensors": int(rows["tensor"].nunique()), "key": key}
-    text = "\n".join([f"{facts['tensors']} tensors in {out}; the worst:", *lines])
-    tell(output, model, facts, text)
-
-
-def allocate(
-    choice: ModelChoice,
-    damage_folder: Path,
-    imatrix_path: Path | None,
-    *,
-    budget: str,
-    ladder_name: str,
-    target: str,
-    pins: Mapping[str, str],
-    out: Path,
-    output: Output,
-) -> None:
-    """A damage map and a size → the layout that the additive table predicts to be best."""
-    model = choice.open()
-    inputs = [*(shard.path for shard in model.shards), *([imatrix_path] if imatrix_path else [])]
-    check_output(out, inputs, overwrite=True)
-    found = load_checked_imatrix(imatrix_path, model)
-    mapped = load_damage_map(damage_folder)
-    options = build_options(
-        model,
-        ladder=ladder(ladder_name),
-        pins=pins,
-        imatrix=found,
-        assume_imatrix=False,
-        measured=frozenset(mapped.rows["tensor"]),
-    )
-    budget_bytes = resolve_budget(parse_budget(budget), model, stock_size(model))
-    options.require_feasible(budget_bytes)
-    packer = make_packer(model, found, choice, None)
-    errors = packing_errors(packer, types_to_pack(mapped, options.offered))
-    table = price_types(mapped, errors, options.offered)
-    if target not in table.categories:
-        raise ConfigError(
-            f"the damage map has {', '.join(table.categories)}, not {target!r}: "
-            "choose one of them with --target"
-        )
-    best = propose(options, {1.0: table}, budget_bytes, target)[0]
-    write_layout(Layout(best.types), out)
-    facts = {
-        "path": str(out),
-        "budget_bytes": budget_bytes,
-        "size_bytes": best.size_bytes,
-        "predicted_nats": dict(best.predicted),
-        "notes": list(options.notes),
-    }
-    text = (
-        f"{out}: {bytes_text(best.size_bytes)} of {bytes_text(budget_bytes)}, predicted "
-        f"{best.predicted[target]:.5f} nats on {target} (a sum; measure it with evaluate)"
-    )
-    tell(output, model, facts, "\n".join([text, *options.notes]))
-
-
 def quantize(
     choice: ModelChoice,
     layout: str,
@@ -361,58 +252,6 @@ def synthetic_mark(model: ModelFile) -> Provenance | None:
         return None
     text = f"{model.reference_type} (already quantized: synthetic)"
     return Provenance((("bitwright.reference", text),))
-
-
-def evaluate(
-    choice: ModelChoice,
-    files: Sequence[Path],
-    corpus_folder: Path,
-    split: str,
-    out: Path | None,
-    output: Output,
-) -> None:
-    """Quantized files against the model, on one split of a corpus: KLD, top-1, perplexity."""
-    if split not in SPLITS:
-        raise ConfigError(f"--split {split} is not one of {', '.join(SPLITS)}")
-    model = choice.open()
-    corpora = matching_corpora(corpus_folder, model)
-    others = [open_model(path, allow_requantize=True) for path in files]
-    chunks = {category: c.split(split) for category, c in corpora.items()}
-    suite = load_suite("divergence")
-    store = RunFolder.open(out).file("tokens", "x").parent if out else None
-    options = replace(fitting(choice.options, corpora), working_type="file")
-    key = key_of(model.sha256(), "file", options.n_ctx, METRICS_VERSION)
-    reporter = output.reporter()
-    reporter.stage("evaluate", ", ".join(other.name for other in others))
-    rows, text = [], []
-    try:
-        with Session(model, options) as session:
-            for path, other in zip(files, others, strict=True):
-                label = path.name
-                table = score_file(
-                    session,
-                    other,
-                    chunks,
-                    label=label,
-                    options=options,
-                    store=store,
-                    key=key,
-                    progress=reporter.step,
-                )
-                scores = scores_of(table, label, suite)
-                rows.append({"label": label, "size_bytes": other.size_bytes, "scores": scores})
-                text += [_score_line(label, c, s) for c, s in scores.items()]
-    finally:
-        reporter.close()
-    facts = {"reference": model.path.name, "split": split, "files": rows}
-    tell(output, model, facts, "\n".join(text))
-
-
-def _score_line(label: str, category: str, scores: Mapping[str, Any]) -> str:
-    return (
-        f"{label}  {category:<14} KLD {kld_text(scores['kld_nats'], scores['se'])} nats, "
-        f"top-1 {share_text(scores['top1'])}, {scores['n_tokens']} tokens"
-    )
 
 
 def matching_corpora(folder: Path, model: ModelFile) -> dict[str, Corpus]:

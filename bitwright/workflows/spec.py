@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from bitwright.content import content_dir, find_content
 from bitwright.errors import ConfigError
+from bitwright.workflows.sizes_spec import ItemSettings, SweepSettings, VariantSettings
 
 SCHEMA_VERSION = 1
 
@@ -27,10 +28,59 @@ class ImatrixMixes(_Strict):
 
 
 class DamageSettings(_Strict):
-    """How each tensor's damage is probed; ``row_stride`` scores every n-th row of a chunk."""
+    """How each tensor's damage is probed; ``row_stride`` scores every n-th row of a chunk.
+
+    ``mode``: 'fixed' probes every tensor on all probe text; 'race' spends text on tensors whose
+    type is still open at the budget, until open decisions may cost less than ``tolerance`` of the
+    layout's damage. ``tokens`` (decoded, of all probes) and ``minutes`` end either early.
+    ``second_probes`` measures some tensors at further types, for the type curve.
+    """
 
     probe_type: str = "Q2_K"
     row_stride: Annotated[int, Field(ge=1, le=64)] = 1
+    mode: Literal["fixed", "race"] = "fixed"
+    tokens: Annotated[int, Field(gt=0)] | None = None
+    minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    second_probes: bool = True
+
+
+class SearchSettings(_Strict):
+    """After the first candidates: proposals from a table corrected by what was measured, and swaps.
+
+    ``rounds``: most corrections of the table, each solved and measured once; ``swaps``: most
+    exchanges of two tensors measured on the best layout. 0 leaves a part out.
+    """
+
+    rounds: Annotated[int, Field(ge=0, le=100)] = 0
+    swaps: Annotated[int, Field(ge=0, le=100_000)] = 0
+
+
+class StudySettings(_Strict):
+    """The Optuna study: ends after ``trials`` or ``minutes``; none of both: no study.
+
+    ``storage``: empty for a journal file in the run folder, or an Optuna RDB URL. ``pareto``: look
+    for the front of target KLD, worst off-target ratio and bytes; it proposes no layout of its own.
+    """
+
+    trials: Annotated[int, Field(ge=0, le=100_000)] = 0
+    minutes: Annotated[float, Field(ge=0, le=100_000, allow_inf_nan=False)] = 0.0
+    storage: str = ""
+    pareto: bool = False
+
+
+class AllocateSettings(_Strict):
+    """Further rules for layouts.
+
+    ``coherent``: sets of roles that take one type in each layer, for backends that fuse them;
+    ``budgets``: glob → bytes (as in ``budget``), for the tensors that it matches.
+    """
+
+    coherent: tuple[tuple[str, ...], ...] = ()
+    budgets: dict[str, str | int] = {}
+
+
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class EngineSettings(_Strict):
@@ -44,15 +94,17 @@ class WorkflowSpec(_Strict):
     """The whole workflow, as read.
 
     ``chunks`` overrides how many chunks of ``n_ctx`` tokens each split of each category gets;
-    the recipes' own numbers hold otherwise.
+    the recipes' own numbers hold otherwise. ``price``: off-target category → how much
+    more than the baseline's damage is allowed there, as a part; 'default' for those not named.
     """
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
     description: str = ""
+    kind: Literal["build", "sweep", "variants"] = "build"
     target: str
-    budget: str | int
+    budget: str | int = ""
     ladder: str = "K"
-    baseline: str
+    baseline: str = ""
     rivals: tuple[str, ...] = ()
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     corpora: dict[str, str]
@@ -60,6 +112,13 @@ class WorkflowSpec(_Strict):
     damage: DamageSettings = DamageSettings()
     chunks: dict[str, Annotated[int, Field(gt=0)]] = {}
     pins: dict[str, str] = {}
+    price: dict[str, Price] = {}
+    allocate: AllocateSettings = AllocateSettings()
+    search: SearchSettings = SearchSettings()
+    study: StudySettings = StudySettings()
+    scores: ItemSettings = ItemSettings()
+    sweep: SweepSettings = SweepSettings()
+    variants: VariantSettings = VariantSettings()
     engine: EngineSettings = EngineSettings()
 
     @field_validator("chunks")
@@ -71,6 +130,14 @@ class WorkflowSpec(_Strict):
         return value
 
     @model_validator(mode="after")
+    def _build_is_complete(self) -> "WorkflowSpec":
+        if self.kind == "build":
+            for name in ("budget", "baseline"):
+                if not getattr(self, name):
+                    raise ValueError(f"{name} is missing: a workflow of kind 'build' needs it")
+        return self
+
+    @model_validator(mode="after")
     def _categories_exist(self) -> "WorkflowSpec":
         needed = {self.target: "target"}
         for name, mix in (("general", self.imatrix.general), ("task", self.imatrix.task)):
@@ -79,6 +146,12 @@ class WorkflowSpec(_Strict):
             if category not in self.corpora:
                 raise ValueError(
                     f"{where} names the category {category!r}, which [corpora] does not define"
+                )
+        for category in self.price:
+            if category != "default" and (category not in self.corpora or category == self.target):
+                raise ValueError(
+                    f"[price] names {category!r}: give off-target categories of [corpora],"
+                    " or 'default'"
                 )
         return self
 

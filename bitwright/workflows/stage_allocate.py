@@ -5,23 +5,30 @@ in memory, beside upstream's own layout with the same imatrix.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from bitwright.allocator.candidates import CandidateLayout, predict, propose
+from bitwright.allocator.budget import parse_budget, resolve_budget
+from bitwright.allocator.candidates import HONEST, CandidateLayout, predict, propose
+from bitwright.allocator.terms import SideBudget, Terms, off_target_prices
 from bitwright.corpora.records import Corpus
 from bitwright.damage.damage_map import DamageMap
 from bitwright.damage.pricing import DamageTable, price_types, types_to_pack
 from bitwright.engine.imatrix import Imatrix
-from bitwright.eval.divergence import Candidate
+from bitwright.eval.divergence import Candidate, ScoreTable
 from bitwright.eval.scores import kld_ratio, mean_kld
+from bitwright.eval.statistics import Interval
 from bitwright.eval.suite import DivergenceSuite
 from bitwright.workflows.context import RunContext
+from bitwright.workflows.joint_meter import JointMeter
 from bitwright.workflows.preflight import Plan, make_options
 from bitwright.workflows.stage_damage import Errors, make_packer, measure_errors
-from bitwright.workflows.stage_evaluate import record_scores, score_on, split_chunks
+from bitwright.workflows.stage_evaluate import Chunks, record_scores, score_on, split_chunks
+from bitwright.workflows.stage_search import Task, search
 
 EXPONENTS = (0.75, 1.0, 1.25)
-CONTROLS = ("role-rule", "uniform")  # measured beside ours, never chosen: simpler ideas to beat
+# Measured beside ours, never chosen: simpler ideas to beat, and what an honest name costs.
+CONTROLS = ("role-rule", "uniform", HONEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,8 @@ class Allocation:
     """Candidates with what they were predicted and measured to cost on ``select``.
 
     measured: label → category → mean KLD in nats. ``ours`` is our best candidate;
-    ``keep_stock`` says that it measured no better than upstream's layout.
+    ``keep_stock`` says that it measured no better than upstream's layout, or broke a price, and
+    ``reason`` why. prices: off-target category → ε.
     """
 
     candidates: Mapping[str, CandidateLayout]
@@ -37,6 +45,8 @@ class Allocation:
     ours: str
     keep_stock: bool
     errors: Errors
+    reason: str = ""
+    prices: Mapping[str, float] = field(default_factory=dict)
 
     def predicted_over_measured(self, label: str, category: str) -> float | None:
         """How far the additive table was off, None where nothing was measured."""
@@ -53,7 +63,7 @@ def allocate(
     imatrix_key: str,
     suite: DivergenceSuite,
 ) -> Allocation:
-    """Propose layouts within the budget, measure them, choose."""
+    """Propose layouts within the budget, search on from what they measure, choose."""
     measured = frozenset(damage_map.rows["tensor"])
     options = make_options(ctx, plan.budget_bytes, imatrix=imatrix, measured=measured)
     options.require_feasible(plan.budget_bytes)
@@ -61,9 +71,34 @@ def allocate(
         ctx.reporter.note(note)
     errors = measure_errors(ctx, imatrix, imatrix_key, types_to_pack(damage_map, options.offered))
     tables = {e: price_types(damage_map, errors, options.offered, exponent=e) for e in EXPONENTS}
-    proposed = propose(options, tables, plan.budget_bytes, ctx.spec.target)
+    terms = make_terms(ctx, plan, tables[1.0])
+    proposed = propose(
+        options, tables, plan.budget_bytes, ctx.spec.target, terms, ctx.spec.baseline
+    )
     stock = stock_candidate(plan, ctx.spec.baseline, tables[1.0])
-    return _measure(ctx, corpora, (*proposed, stock), imatrix, suite, errors)
+    chunks = split_chunks(ctx, corpora, "select")
+    with JointMeter(ctx, chunks, imatrix, suite) as meter:
+        task = Task(ctx, options, tables[1.0], terms, plan.budget_bytes, meter)
+        free = [c for c in proposed if c.label not in CONTROLS]
+        found, record = search(task, free, [c for c in (*proposed, stock) if c not in free])
+    return _choose(ctx, chunks, (*proposed, *found, stock), imatrix, suite, errors, record, terms)
+
+
+def make_terms(ctx: RunContext, plan: Plan, table: DamageTable) -> Terms:
+    """Prices against the baseline's layout, further budgets, coherent roles, as the spec says."""
+    spec = ctx.spec
+    budgets = tuple(
+        SideBudget(
+            pattern, resolve_budget(parse_budget(size), ctx.model, plan.stock_bytes.__getitem__)
+        )
+        for pattern, size in spec.allocate.budgets.items()
+    )
+    return Terms(
+        baseline=plan.stock[spec.baseline],
+        prices=off_target_prices(spec.price, table.categories, spec.target),
+        side_budgets=budgets,
+        coherent=spec.allocate.coherent,
+    )
 
 
 def stock_label(ftype: str, imatrix_name: str) -> str:
@@ -83,15 +118,17 @@ def stock_candidate(plan: Plan, ftype: str, table: DamageTable) -> CandidateLayo
     )
 
 
-def _measure(
+def _choose(
     ctx: RunContext,
-    corpora: Mapping[str, Corpus],
+    chunks: Chunks,
     candidates: Sequence[CandidateLayout],
     imatrix: Imatrix,
     suite: DivergenceSuite,
     errors: Errors,
+    record: dict[str, Any],
+    terms: Terms,
 ) -> Allocation:
-    chunks = split_chunks(ctx, corpora, "select")
+    """Score all candidates on every category, and take the best that keeps the prices."""
     packer, key = make_packer(ctx, "task", imatrix), imatrix.sha256()
     wanted = [Candidate(c.label, c.types, packer, key) for c in candidates]
     scored = score_on(ctx, "select", wanted, chunks, ctx.options)
@@ -99,11 +136,16 @@ def _measure(
     for candidate in candidates:
         means = {c: mean_kld(scored.table, candidate.label, c, suite) for c in ctx.categories}
         measured[candidate.label] = {c: m for c, m in means.items() if m is not None}
-    target, stock = ctx.spec.target, candidates[-1].label
+    stock = candidates[-1].label
     ours = [c.label for c in candidates[:-1] if c.label not in CONTROLS]
-    best = min(ours, key=lambda label: (measured[label][target], label))
-    ratio = kld_ratio(scored.table, best, stock, target, suite)
-    keep_stock = ratio.value is None or ratio.value >= 1.0
+    broken = {
+        label: broken_prices(measured[label], measured[stock], terms.prices, scored.noise_nats)
+        for label in ours
+    }
+    best = choose_best(scored.table, ours, broken, ctx.spec.target, suite)
+    ratio = kld_ratio(scored.table, best, stock, ctx.spec.target, suite)
+    reason = reason_to_keep_stock(ratio, broken[best])
+    layouts = {c.label: dict(c.types) for c in candidates}
     record_scores(
         ctx,
         "select",
@@ -112,12 +154,73 @@ def _measure(
         {
             "measured": measured,
             "ours": best,
-            "keep_stock": keep_stock,
+            "keep_stock": bool(reason),
+            "reason": reason,
             "ratio": ratio.as_dict(),
+            "price": dict(terms.prices),
+            "broken_prices": broken,
             "predicted": {c.label: dict(c.predicted) for c in candidates},
             "size_bytes": {c.label: c.size_bytes for c in candidates},
             "how": {c.label: c.how for c in candidates},
-            "layouts": {c.label: dict(c.types) for c in candidates},
+            "layouts": layouts,
+            "search": record,
         },
     )
-    return Allocation({c.label: c for c in candidates}, measured, best, keep_stock, errors)
+    found = {c.label: c for c in candidates}
+    return Allocation(found, measured, best, bool(reason), errors, reason, dict(terms.prices))
+
+
+def broken_prices(
+    own: Mapping[str, float],
+    stock: Mapping[str, float],
+    prices: Mapping[str, float],
+    noise: Mapping[str, float | None],
+) -> dict[str, float]:
+    """Off-target category → measured ratio to stock, where it is above 1 + ε.
+
+    A category where neither of the two can be told from the noise of decoding twice is kept.
+    """
+    found = {}
+    for category, epsilon in prices.items():
+        mine, base = own.get(category), stock.get(category)
+        if mine is None or base is None or base <= 0 or mine <= 2 * (noise.get(category) or 0.0):
+            continue
+        if mine > (1 + epsilon) * base:
+            found[category] = mine / base
+    return found
+
+
+def choose_best(
+    table: ScoreTable,
+    labels: Sequence[str],
+    broken: Mapping[str, Mapping[str, float]],
+    target: str,
+    suite: DivergenceSuite,
+) -> str:
+    """The first label, unless a later one is better by more than the noise; prices come first."""
+    keeping = [label for label in labels if not broken[label]] or list(labels)
+    best = keeping[0]
+    for label in keeping[1:]:
+        ratio = kld_ratio(table, label, best, target, suite)
+        if ratio.value is not None and ratio.high is not None and ratio.high < 1.0:
+            best = label
+    return best
+
+
+def reason_to_keep_stock(ratio: Interval, broken: Mapping[str, float]) -> str:
+    """Why upstream's layout is written instead of ours; empty where ours is."""
+    if broken:
+        parts = ", ".join(f"{c} ×{r:.3f}" for c, r in sorted(broken.items()))
+        return f"our best layout breaks the price declared for {parts} of the baseline's KLD"
+    if ratio.value is None:
+        return "no KLD ratio on the target can be given for our best layout"
+    if ratio.value >= 1.0:
+        return f"our best layout measured ×{ratio.value:.3f} of the baseline's KLD on the target"
+    if ratio.high is None:
+        return "there are too few documents to show that our best layout is better"
+    if ratio.high >= 1.0:
+        return (
+            f"our best layout measured ×{ratio.value:.3f} of the baseline's KLD on the target, and"
+            f" up to ×{ratio.high:.3f} is possible: not better by more than its interval"
+        )
+    return ""

@@ -67,6 +67,7 @@ def write_model(
     ftype: str,
     keep_split: bool,
     predicted_bytes: int,
+    stage: str = "quantize",
 ) -> WrittenFile:
     """The GGUF in the run folder: written, re-read, and its logits compared with the layout's.
 
@@ -118,7 +119,7 @@ def write_model(
         return result, list(paths)
 
     ctx.reporter.stage("quantize", out.name)
-    result = ctx.folder.stage("quantize", key_of("quantize", inputs), compute, inputs=inputs)
+    result = ctx.folder.stage(stage, key_of("quantize", inputs), compute, inputs=inputs)
     paths = tuple(ctx.folder.path / name for name in result["files"])
     return WrittenFile(paths, int(result["size_bytes"]), str(result["sha256"]))
 

@@ -1,9 +1,11 @@
 """What `bitwright run` and `bitwright workflow` do; the verbs of single stages are in single.py."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from bitwright.allocator.terms import off_target_prices
 from bitwright.engine.model_file import ModelFile, open_model
 from bitwright.engine.session import SessionOptions
 from bitwright.errors import ConfigError
@@ -25,6 +27,7 @@ class RunChoices:
     out: Path | None = None
     budget: str | None = None
     seed: int | None = None
+    prices: Mapping[str, float] = field(default_factory=dict)
     revision: str | None = None
     allow_requantize: bool = False
     keep_split: bool = False
@@ -55,6 +58,13 @@ def run(
         keep_split=choices.keep_split,
     )
     try:
+        if spec.kind != "build":
+            # Executed suites and what they import are needed by these kinds only.
+            from bitwright.workflows.sizes_verbs import refuse_budget, run_sizes
+
+            refuse_budget(ctx, choices.budget)
+            run_sizes(ctx, shown_name(model_spec, model), output, dry_run=dry_run)
+            return
         plan = make_plan(ctx)
         if dry_run:
             facts, text = describe_plan(ctx, plan)
@@ -72,6 +82,10 @@ def run(
 
 def report(folder: Path, output: Output) -> None:
     """Write the report of a finished run anew, and show its result."""
+    from bitwright.workflows.sizes_verbs import report_sizes  # needed by those kinds only
+
+    if report_sizes(folder, output):
+        return
     result = load_result(folder)
     files = write_report(RunFolder(folder))
     shown = results_text(result, synthetic_reference=bool(result.get("synthetic_reference")))
@@ -99,6 +113,9 @@ def overridden(spec: WorkflowSpec, choices: RunChoices) -> WorkflowSpec:
         changes["budget"] = choices.budget
     if choices.seed is not None:
         changes["seed"] = choices.seed
+    if choices.prices:
+        changes["price"] = {**spec.price, **choices.prices}
+        off_target_prices(choices.prices, tuple(spec.corpora), spec.target)  # known categories only
     return spec.model_copy(update=changes)
 
 

@@ -252,6 +252,66 @@ def test_a_broken_probe_is_named(session: Session, tmp_path: Path) -> None:
         measured(session, tmp_path / "l", open_chunk=broken, tensors=["blk.0.attn_q.weight"])
 
 
+def breaking(*names: str, times: int = 1000) -> object:
+    """Full passes whose logits are broken for some tensors, so many times."""
+    left = dict.fromkeys(names, times)
+
+    @contextmanager
+    def open_chunk(session: Session, chunk: Chunk) -> Iterator[ChunkForward]:
+        with full_forward(session, chunk) as forward:
+
+            def probe(name: str, type_name: str, packed: np.ndarray) -> np.ndarray:
+                logits = forward.probe(name, type_name, packed).copy()
+                if left.get(name, 0):
+                    left[name] -= 1
+                    logits[0, 0] = np.inf
+                return logits
+
+            yield ChunkForward(forward.reference, probe)
+
+    return open_chunk
+
+
+def test_one_broken_result_is_measured_again(
+    session: Session, whole_map: DamageMap, tmp_path: Path
+) -> None:
+    name = "blk.0.attn_q.weight"
+    found = measured(session, tmp_path / "l", open_chunk=breaking(name, times=1))
+    assert found.failed == ()
+    pd.testing.assert_frame_equal(found.rows, whole_map.rows, check_exact=True)
+
+
+def test_a_tensor_that_stays_broken_is_left_out_and_named(
+    session: Session, whole_map: DamageMap, tmp_path: Path
+) -> None:
+    name = "blk.0.attn_q.weight"
+    found = measured(session, tmp_path / "l", open_chunk=breaking(name))
+    assert found.failed == (name,)
+    assert name not in found.tensors
+    assert any(name in note and "safe type" in note for note in found.notes)
+    others = whole_map.rows[whole_map.rows["tensor"] != name].reset_index(drop=True)
+    pd.testing.assert_frame_equal(found.rows, others, check_exact=True)
+    again = Counting()
+    assert measured(session, tmp_path / "l", open_chunk=again).failed == (name,)
+    assert again.probed == []  # the failure is in the ledger, and no NaN is
+
+
+def test_other_faults_of_the_engine_are_not_taken_for_damage(
+    session: Session, tmp_path: Path
+) -> None:
+    @contextmanager
+    def drifting(session: Session, chunk: Chunk) -> Iterator[ChunkForward]:
+        with full_forward(session, chunk) as forward:
+
+            def probe(name: str, type_name: str, packed: np.ndarray) -> np.ndarray:
+                raise EngineError("the graph is another one")
+
+            yield ChunkForward(forward.reference, probe)
+
+    with pytest.raises(EngineError, match="code chunk 0: the graph is another one"):
+        measured(session, tmp_path / "l", open_chunk=drifting)
+
+
 def test_impossible_requests_are_refused(session: Session, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"blk\.0\.attn_norm\.weight cannot be probed"):
         measured(session, tmp_path / "l", tensors=["blk.0.attn_norm.weight"])

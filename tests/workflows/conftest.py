@@ -1,6 +1,5 @@
 """One small run, made once, that many tests look at."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -24,7 +23,7 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_gguf(tmp_path_factory.mktemp("model") / "tiny-F16.gguf")
+    return tiny_gguf(tmp_path_factory.mktemp("model") / "tiny-F16.gguf", n_layer=1)
 
 
 @pytest.fixture(scope="session")
@@ -35,10 +34,10 @@ def workflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, workflow: Path
-) -> Iterator[Finished]:
+) -> Finished:
     folder = tmp_path_factory.mktemp("runs") / "first"
     # The tiny model stands in for the embedded one, which takes a minute.
     with patch.object(locate, "DEMO_FILE", tiny_model):
         ran = bitwright("run", workflow, "--model", "demo", "--out", folder, "--json")
     assert ran.code == 0, ran.err
-    yield Finished(folder, ran, tiny_model, workflow)
+    return Finished(folder, ran, tiny_model, workflow)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from bitwright import cli
 
-# Two categories, two layers, 128 tokens a chunk: every stage ends within a second.
+# Two categories, 128 tokens a chunk: every stage of a tiny model ends within a second.
 WORKFLOW = """
 schema = 1
 target = "{target}"
@@ -32,8 +32,11 @@ task = {{ code = 0.7, general = 0.3 }}
 [chunks]
 calibrate = 2
 probe = 1
-select = 1
-report = 2
+select = 5
+report = 4
+
+[search]
+rounds = 1
 
 [engine]
 n_ctx = 128

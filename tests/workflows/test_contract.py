@@ -80,7 +80,7 @@ def test_layout_file_names_every_quantizable_tensor_as_the_gguf_has_it(finished:
     rules = (finished.folder / "layout.txt").read_text(encoding="ascii").splitlines()
     (gguf,) = finished.folder.glob("*.gguf")
     types = {info.name: info.type for info in read_gguf(gguf).tensors}
-    assert len(rules) == 15
+    assert len(rules) == 8
     for rule in rules:
         pattern, _, type_name = rule.rpartition("=")
         (name,) = [n for n in types if re.search(pattern, n)]
@@ -138,8 +138,8 @@ def test_inspect_of_the_run_folder_and_its_files(finished: Finished):
     assert facts["provenance"]["bitwright.target"] == "code"
     assert facts["tied_embeddings"] is True
     facts = bitwright("inspect", finished.folder / "imatrix" / "task.gguf", "--json").json
-    assert (facts["kind"], facts["entries"]) == ("imatrix", 14)
+    assert (facts["kind"], facts["entries"]) == ("imatrix", 7)
     facts = bitwright("inspect", finished.folder / "layout.txt", "--json").json
-    assert (facts["kind"], facts["rules"]) == ("layout", 15)
+    assert (facts["kind"], facts["rules"]) == ("layout", 8)
     for path in (finished.folder, gguf, finished.folder / "layout.txt"):
         assert bitwright("inspect", path).code == 0

@@ -110,10 +110,8 @@ def test_evaluate_of_the_model_itself_is_zero(made: Made):
     assert scores["top1"] == 1.0
 
 
-@pytest.mark.parametrize("name", ["Q4_K_M", "q3_k_s", "IQ2_XS", "Q8_0", "F16"])
-def test_a_stock_type_gives_upstreams_own_file_byte_for_byte(
-    made: Made, tmp_path: Path, name: str
-):
+@pytest.mark.parametrize("name", ["Q4_K_M", "q3_k_s", "IQ4_XS", "Q8_0", "F16"])
+def test_a_stock_type_gives_upstreams_own_file_byte_for_byte(made: Made, tmp_path: Path, name: str):
     upstream_quantize(
         open_model(made.model), tmp_path / "theirs.gguf", name, read_imatrix(made.imatrix)
     )
@@ -253,4 +251,4 @@ def test_workflow_ls_and_cp(tmp_path: Path):
     assert 'target = "code"' in (tmp_path / "mine.toml").read_text(encoding="utf-8")
     assert bitwright("workflow", "cp", "coding-q3_k_s", tmp_path).code == 0
     assert "exists already" in bitwright("workflow", "cp", "coding-q3_k_s", tmp_path).refusal()
-    assert "one of coding-q3_k_s" in bitwright("workflow", "cp", "nothing", tmp_path).refusal()
+    assert "coding-q3_k_s" in bitwright("workflow", "cp", "nothing", tmp_path).refusal()

@@ -1,0 +1,176 @@
+"""Runs the tasks of a suite on one model file: items → outcomes → results with their flags."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bitwright.corpora.leaks import Overlap, overlap
+from bitwright.errors import ConfigError, InputError
+from bitwright.eval.bfcl import bfcl_items
+from bitwright.eval.code_tasks import code, code_items
+from bitwright.eval.harness_tasks import run_harness_task
+from bitwright.eval.items import Item, builtin_items, spread
+from bitwright.eval.methods import METHODS, Bench
+from bitwright.eval.outcome import CORRECT, Outcome, TaskResult
+from bitwright.eval.sandbox import Limits
+from bitwright.eval.scorer import Scorer
+from bitwright.eval.task_suite import TaskSpec, TaskSuite
+
+Progress = Callable[[int, int, str], None]
+MOST_NAMED = 5  # overlapping items in a message
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteOptions:
+    """`data`: folder of local files instead of the hub. `sandbox` None: no code is executed."""
+
+    data: Path | None = None
+    sandbox: Limits | None = None
+    limit: int = 0
+
+
+def load_items(spec: TaskSpec, options: SuiteOptions) -> list[Item]:
+    """The items of a task of our own, from where its source says.
+
+    Raises:
+        InputError, ConfigError: the source is missing or not of the expected form.
+    """
+    kind, where = spec.source_parts
+    limit = min(filter(None, (spec.limit, options.limit)), default=0)
+    if kind == "builtin":
+        return builtin_items(where, limit, spec.seed)
+    if kind == "bfcl":
+        return spread(bfcl_items(where, options.data), limit)
+    if kind == "hub":
+        return spread(code_items(spec, options.data), limit)
+    raise ConfigError(f"{spec.name}: source {spec.source!r} goes with method 'lm_eval' only")
+
+
+def check_overlap(
+    items: Mapping[str, Sequence[Item]], documents: Mapping[str, str], *, allow: bool
+) -> tuple[Overlap, ...]:
+    """Items of which a fifth or more of the 13-grams stands in the calibration text.
+
+    Raises:
+        InputError: there are some, and they are not allowed; the message names them.
+    """
+    texts = {f"{task}/{item.id}": item.own_text() for task, many in items.items() for item in many}
+    found = overlap(documents, texts)
+    if found and not allow:
+        named = "; ".join(f"{o.text} in {o.document} ({o.share:.0%})" for o in found[:MOST_NAMED])
+        raise InputError(
+            f"{len(found)} of {len(texts)} evaluation items stand in the calibration text "
+            f"({named}), so their scores would be of memory; calibrate on other text, or go on "
+            "with --allow-overlap"
+        )
+    return found
+
+
+def run_suite(
+    scorer: Scorer,
+    suite: TaskSuite,
+    options: SuiteOptions,
+    *,
+    calibration: Mapping[str, str] | None = None,
+    allow_overlap: bool = False,
+    progress: Progress | None = None,
+) -> list[TaskResult]:
+    """One result per task, in the suite's order; items are checked before the first is asked."""
+    items = {
+        spec.name: load_items(spec, options) for spec in suite.tasks if spec.method != "lm_eval"
+    }
+    if calibration:
+        check_overlap(items, calibration, allow=allow_overlap)
+    _refuse_code(suite, options)
+    bench = Bench.over(scorer)
+    results = []
+    for spec in suite.tasks:
+        if progress is not None:
+            progress(0, 1, spec.name)
+            bench.progress = _named(progress, spec.name)
+        if spec.method == "lm_eval":
+            results.append(run_harness_task(scorer, spec, options.data, options.limit))
+        else:
+            results.append(run_task(bench, spec, items[spec.name], options))
+    return results
+
+
+def run_task(
+    bench: Bench, spec: TaskSpec, items: Sequence[Item], options: SuiteOptions
+) -> TaskResult:
+    """One task of our own methods."""
+    if spec.method == "code":
+        if options.sandbox is None:
+            raise ConfigError(f"{spec.name} executes code: allow it with --execute-code")
+        outcomes, metric = code(bench, spec, items, options.sandbox), "pass_at_1"
+    else:
+        method, metric = METHODS[spec.method]
+        outcomes = method(bench, spec, items)
+    used = {item.id: item for item in items}
+    chance = spec.chance
+    if spec.method == "tool_choice" and outcomes:
+        chance = float(np.mean([1 / len(used[o.item].tools) for o in outcomes]))
+    ids = _first_ids(bench, items)
+    notes = _call_notes(outcomes, used) if spec.method == "tool_exact" else {}
+    return TaskResult(spec.name, spec.category, metric, tuple(outcomes), chance, notes, ids)
+
+
+def _named(progress: Progress, name: str) -> Callable[[int, int], None]:
+    def step(done: int, total: int) -> None:
+        progress(done, total, name)
+
+    return step
+
+
+def _refuse_code(suite: TaskSuite, options: SuiteOptions) -> None:
+    names = [spec.name for spec in suite.tasks if spec.method == "code"]
+    if names and options.sandbox is None:
+        raise ConfigError(
+            f"{', '.join(names)}: these tasks run code that the model writes; allow it with "
+            "--execute-code (in a sandbox; `bitwright eval doctor` says what it needs)"
+        )
+
+
+def _first_ids(bench: Bench, items: Sequence[Item]) -> tuple[int, ...]:
+    """The first prompt's ids, so that BOS and template can be looked at."""
+    if not items or not items[0].messages:
+        return ()
+    return tuple(bench.prompt(items[0])[1].tolist())
+
+
+def _call_notes(outcomes: Sequence[Outcome], items: Mapping[str, Item]) -> dict[str, float | str]:
+    """Irrelevance together with the call rate: a model that never calls is right on all of it."""
+    silent = [
+        o.verdict == "no_call" or (o.verdict == CORRECT and not items[o.item].gold)
+        for o in outcomes
+    ]
+    notes: dict[str, float | str] = {}
+    if outcomes:
+        notes["call_rate"] = 1 - float(np.mean(silent))
+    relevant = [not s for s, o in zip(silent, outcomes, strict=True) if items[o.item].gold]
+    irrelevant = [o.value for o in outcomes if not items[o.item].gold]
+    if relevant:
+        notes["call_rate_when_relevant"] = float(np.mean(relevant))
+    if irrelevant:
+        notes["irrelevance"] = float(np.mean(irrelevant))
+        notes["n_irrelevant"] = float(len(irrelevant))
+    return notes
+
+
+__all__ = [
+    "SuiteOptions",
+    "check_overlap",
+    "load_items",
+    "run_suite",
+    "run_task",
+]
+
+
+def calibration_error(path: Path) -> InputError:
+    """The refusal of a calibration path that holds no text."""
+    return InputError(
+        f"{path} is neither a text file nor a folder of `bitwright corpus`: give the text that the "
+        "file was calibrated on"
+    )

@@ -1,0 +1,216 @@
+"""Log-likelihoods and answers of a model file, from text: BOS once, borders right, nothing cut."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitwright.corpora.chat_template import ChatTemplate, Failure, Job
+from bitwright.corpora.conversation import Message, Tools, forms
+from bitwright.corpora.encoding import choose_template
+from bitwright.engine.decoder import Decoder, DecoderOptions
+from bitwright.engine.model_file import ModelFile
+from bitwright.engine.tokenizer import Tokenizer
+from bitwright.errors import InputError
+from bitwright.eval.generation import Generation, Prompt, generate
+
+Tokens = NDArray[np.int32]
+Progress = Callable[[int, int], None]
+ROW_BLOCK = 32  # rows in float64 at one time
+MEMO_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """log p of a continuation in nats, per token and in sum; `greedy`: each token was the top one.
+
+    `too_long`: it did not fit the context and nothing was scored (sum is -inf).
+    """
+
+    logprob: float
+    greedy: bool
+    per_token: NDArray[np.float64]
+    too_long: bool = False
+
+
+TOO_LONG = Score(-float("inf"), False, np.empty(0), too_long=True)
+
+
+class Scorer:
+    """A decoder with the model's own tokenizer and chat template; a context manager."""
+
+    def __init__(self, model: ModelFile, options: DecoderOptions | None = None) -> None:
+        self.model = model
+        self.tokenizer = Tokenizer(model)
+        self._template: ChatTemplate | None = None
+        try:
+            self.decoder = Decoder(model, options)
+        except BaseException:
+            self.tokenizer.close()
+            raise
+        self.template_source, self.template_style = choose_template(self.tokenizer)
+
+    def encode(self, text: str) -> Tokens:
+        """Token ids, special tokens parsed, with exactly one BOS if the model or the text wants it.
+
+        A tokenizer that adds EOS after a text does so for training text; a prompt has none.
+        """
+        bos = self.tokenizer.bos_id
+        ids = self.tokenizer.encode(text, parse_special=True)
+        if bos is None:
+            return ids
+        n_leading = 0
+        while n_leading < len(ids) and ids[n_leading] == bos:
+            n_leading += 1
+        if not (self.tokenizer.adds_bos or n_leading):
+            return ids
+        return np.concatenate([np.array([bos], np.int32), ids[n_leading:]])
+
+    def encode_pair(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
+        """Ids of a context and of what follows it, as the two are tokenized together.
+
+        White space at the end of the context goes with the continuation, where tokenizers put it.
+        A token across the border counts as the continuation's.
+        """
+        kept = context.rstrip() if context.strip() else context
+        whole = self.encode(context + continuation)
+        head = self.encode(kept)
+        n = min(len(head), len(whole))
+        different = np.flatnonzero(head[:n] != whole[:n])
+        border = int(different[0]) if len(different) else n
+        return whole[:border], whole[border:]
+
+    def prompt_text(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
+        """A conversation up to the header of the assistant's turn, in the model's own template.
+
+        Forms for less able templates are tried in turn (tools as text, no system message).
+
+        Raises:
+            InputError: no form of it can be rendered.
+        """
+        if self._template is None:
+            self._template = ChatTemplate(
+                self.template_source,
+                bos_text=self.tokenizer.bos_text,
+                eos_text=self.tokenizer.eos_text,
+            )
+        failure = Failure("it has no messages")
+        for form_messages, form_tools in forms(tuple(messages), tools):
+            rendered = self._template.render([Job(form_messages, form_tools, generate=True)])[0]
+            if isinstance(rendered, Failure):
+                failure = rendered
+            elif not tools or all(_tool_name(tool) in rendered for tool in tools):
+                return rendered
+        raise InputError(
+            f"the chat template of {self.model.name} cannot render a prompt: {failure.message}"
+        )
+
+    def score(
+        self, requests: Sequence[tuple[Tokens, Tokens]], progress: Progress | None = None
+    ) -> list[Score]:
+        """Scores of (context, continuation) ids, in their order.
+
+        Requests that start alike are scored after one another, so that the common start is decoded
+        once; requests that differ in the last token only share one forward pass.
+        """
+        out = [TOO_LONG] * len(requests)
+        inputs = [np.concatenate(pair)[:-1].astype(np.int32) for pair in requests]
+
+        def key(i: int) -> tuple[list[int], int]:
+            return inputs[i].tolist(), len(requests[i][1])
+
+        done = 0
+        for _, group in groupby(sorted(range(len(requests)), key=key), key):
+            members = list(group)
+            done += len(members)
+            scores = self._score_group(inputs[members[0]], [requests[i][1] for i in members])
+            for i, score in zip(members, scores, strict=True):
+                out[i] = score
+            if progress is not None:
+                progress(done, len(requests))
+        return out
+
+    def _score_group(self, tokens: Tokens, continuations: Sequence[Tokens]) -> list[Score]:
+        """Continuations of one length that share every token but their last."""
+        n = len(continuations[0])
+        if n == 0:
+            return [Score(0.0, True, np.empty(0)) for _ in continuations]
+        if not 0 < len(tokens) <= self.decoder.n_ctx:
+            return [TOO_LONG for _ in continuations]
+        first = len(tokens) - n
+        if first < 0:
+            raise InputError("a continuation needs at least one token before it")
+        logprobs = np.empty((len(continuations), n))
+        greedy = np.ones(len(continuations), np.bool_)
+        for at, view in self.decoder.rows(tokens, first):
+            span = slice(at - first, at - first + len(view))
+            targets = np.stack([c[span] for c in continuations])
+            found, top = target_logprobs(view, targets)
+            logprobs[:, span] = found
+            greedy &= (targets == top).all(axis=1)
+        return [
+            Score(float(row.sum()), bool(all_top), row)
+            for row, all_top in zip(logprobs, greedy, strict=True)
+        ]
+
+    def rolling(self, tokens: Tokens, prefix: int) -> tuple[float, int]:
+        """(log p, tokens scored) of a whole text in windows that each end where the next begins.
+
+        The first window starts with `prefix`; each later one sees as much context as fits, and
+        every token is predicted once (as lm-eval's rolling windows with context_len 1).
+        """
+        total, size = 0.0, self.decoder.n_ctx
+        padded = np.concatenate([np.array([prefix], np.int32), tokens.astype(np.int32)])
+        at = 0  # tokens scored so far
+        while at < len(tokens):
+            end = min(at + size, len(tokens))
+            begin = 0 if at == 0 else max(0, end - size)
+            context, target = padded[begin : at + 1], padded[at + 1 : end + 1]
+            total += self.score([(context, target)])[0].logprob
+            at = end
+        return total, len(tokens)
+
+    def generate(
+        self, prompts: Sequence[Prompt], progress: Progress | None = None
+    ) -> list[Generation]:
+        """Answers, in the prompts' order (see generation.py)."""
+        return generate(self.decoder, prompts, progress=progress)
+
+    def close(self) -> None:
+        """Free the model and the template's process; a second call does nothing."""
+        self.decoder.close()
+        self.tokenizer.close()
+        if self._template is not None:
+            self._template.close()
+            self._template = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+
+def target_logprobs(
+    logits: NDArray[np.float32], targets: NDArray[np.int32]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """(log p (m, k), top token (k,)) of logits (k, n_vocab) for m lists of targets (m, k)."""
+    k = len(logits)
+    out = np.empty(targets.shape)
+    top = logits.argmax(axis=1)
+    for at in range(0, k, ROW_BLOCK):
+        block = logits[at : at + ROW_BLOCK].astype(np.float64)
+        block -= block.max(axis=1, keepdims=True)
+        norm = np.log(np.exp(block).sum(axis=1))
+        rows = np.arange(len(block))
+        out[:, at : at + ROW_BLOCK] = block[rows, targets[:, at : at + ROW_BLOCK]] - norm
+    return out, top
+
+
+def _tool_name(tool: object) -> str:
+    assert isinstance(tool, dict)
+    return str(tool.get("function", tool)["name"])

@@ -1,0 +1,91 @@
+"""Task suites: one TOML file names tasks, where their items come from, and how many are used."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from bitwright.content import find_content
+from bitwright.errors import ConfigError
+
+METHODS = (
+    *("tool_exact", "tool_name", "tool_choice", "tool_nats"),
+    *("number", "exact", "bits_per_byte", "code", "lm_eval"),
+)
+SOURCES = ("builtin", "bfcl", "hub", "lm_eval")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TaskSpec(_Strict):
+    """One task of a suite.
+
+    ``source`` is ``builtin:CATEGORY``, ``bfcl:CATEGORY``, ``hub:OWNER/NAME[/CONFIG]#SPLIT`` or
+    ``lm_eval:TASK``. ``file`` names the JSON Lines file that holds the same rows when a data folder
+    is given. ``limit`` 0 takes every item. ``chance``: what guessing scores, where it is known.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]+$")]
+    category: str
+    method: Literal[METHODS]  # type: ignore[valid-type]
+    source: str
+    file: str = ""
+    limit: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0)] = 1001
+    shots: Annotated[int, Field(ge=0, le=64)] = 0
+    max_tokens: Annotated[int, Field(ge=1)] = 512
+    stops: tuple[str, ...] = ()
+    metric: str = ""
+    chance: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @field_validator("source")
+    @classmethod
+    def _known_source(cls, source: str) -> str:
+        kind, _, rest = source.partition(":")
+        if kind not in SOURCES or not rest:
+            raise ValueError(f"{source!r} is none of {', '.join(f'{s}:…' for s in SOURCES)}")
+        return source
+
+    @property
+    def source_parts(self) -> tuple[str, str]:
+        """('builtin', 'math')."""
+        kind, _, rest = self.source.partition(":")
+        return kind, rest
+
+
+class TaskSuite(_Strict):
+    """A whole suite file."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    description: str = ""
+    tasks: Annotated[tuple[TaskSpec, ...], Field(min_length=1)]
+
+    @field_validator("tasks")
+    @classmethod
+    def _unique(cls, tasks: tuple[TaskSpec, ...]) -> tuple[TaskSpec, ...]:
+        names = [task.name for task in tasks]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"task names stand twice: {', '.join(twice)}")
+        return tasks
+
+
+def load_task_suite(name: str | Path) -> TaskSuite:
+    """A built-in suite by name, or a TOML file.
+
+    Raises:
+        ConfigError: no such suite, not TOML, or a key or value that is not allowed.
+    """
+    path = find_content("eval", name)
+    try:
+        return TaskSuite.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        message = str(problem["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{path.name}: {where}: {message}: correct this key") from None

@@ -1,0 +1,74 @@
+"""Settings of the workflows that look at many sizes of one model: sweeps and variants."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from bitwright.engine.upstream import ftype_name
+from bitwright.errors import ConfigError
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ItemSettings(_Strict):
+    """Which executed suites are run, on how many items of each task.
+
+    ``likelihood_items``: of tasks without answers to check, whose values vary less.
+    ``max_loss``: the share of the reference's score that counts as harm. ``leave_out``: tasks of
+    the suites that are not run. ``data``: folder of local files instead of the hub.
+    ``execute_code``: run programs that the model writes, in the sandbox.
+    """
+
+    suites: Annotated[tuple[str, ...], Field(min_length=1)] = ("builtin",)
+    items: Annotated[int, Field(ge=1, le=100_000)] = 200
+    likelihood_items: Annotated[int, Field(ge=1, le=100_000)] = 50
+    max_loss: Share = 0.10
+    leave_out: tuple[str, ...] = ()
+    data: str = ""
+    execute_code: bool = False
+
+
+class SweepSettings(_Strict):
+    """Whole-model sizes: stock types, one type for the whole body, and solved layouts.
+
+    ``solved``: sizes (as ``budget``) at which the solver's layout from a damage map is added; it
+    uses the workflow's ladder. ``embedding``: the type of embeddings and output in the uniform
+    layouts, where the body's type is lower.
+    """
+
+    stock: tuple[str, ...] = ()
+    uniform: tuple[str, ...] = ()
+    solved: tuple[str | int, ...] = ()
+    embedding: str = "Q2_K"
+    sure: Share = 0.95
+
+    @field_validator("stock")
+    @classmethod
+    def _stock_types(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return tuple(dict.fromkeys(ftype_name(name) for name in names))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+
+class VariantSettings(_Strict):
+    """Group ladders and the three builds.
+
+    ``groups``: what walks down together: 'role' (all layers), 'role-band' (``bands`` depth bands)
+    or 'tensor'. ``threshold_nats``: the KLD that counts as harm, or 'calibrated' from the sweep's
+    executed scores. ``start``: the type where each walk begins; it goes up only where that is not
+    shown safe. ``first_chunks``: chunks of each category for every step; all others are used only
+    where an interval holds the threshold.
+    """
+
+    groups: Literal["role", "role-band", "tensor"] = "role-band"
+    bands: Annotated[int, Field(ge=1, le=100)] = 3
+    threshold_nats: Annotated[float, Field(gt=0)] | Literal["calibrated"] = "calibrated"
+    start: str = "Q4_K"
+    first_chunks: Annotated[int, Field(ge=1)] = 2
+    back_off_rounds: Annotated[int, Field(ge=1, le=100)] = 12
+    curve_points: Annotated[int, Field(ge=1, le=50)] = 5

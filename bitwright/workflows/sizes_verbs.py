@@ -1,0 +1,110 @@
+"""What `bitwright run` does with workflows that look at many sizes: sweeps and variants."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bitwright.engine.atomic import write_atomic
+from bitwright.errors import ConfigError
+from bitwright.report.sizes_html import sizes_html
+from bitwright.workflows.context import RunContext
+from bitwright.workflows.output import Output, bytes_text
+from bitwright.workflows.run_folder import RunFolder
+from bitwright.workflows.sizes import bits_per_weight
+from bitwright.workflows.sizes_text import (
+    first_text,
+    sweep_facts,
+    sweep_text,
+    variants_facts,
+    variants_text,
+)
+from bitwright.workflows.stage_items import suite_tasks
+from bitwright.workflows.sweep import check_sweep, run_sweep, sweep_layouts
+from bitwright.workflows.variants import check_variants, run_variants
+
+
+def run_sizes(ctx: RunContext, model_name: str, output: Output, *, dry_run: bool) -> None:
+    """Run, or only say what would be run."""
+    check = check_sweep if ctx.spec.kind == "sweep" else check_variants
+    check(ctx)
+    tasks = suite_tasks(ctx, ctx.spec.scores)
+    if dry_run:
+        plan = _plan(ctx, len(tasks))
+        output.result(plan, _plan_text(ctx, plan))
+        return
+    ctx.folder.open(ctx.folder.path).sweep()
+    _remove_leftover_files(ctx.folder)
+    run = run_sweep if ctx.spec.kind == "sweep" else run_variants
+    result, files = run(ctx, model_name)
+    page, text = _write_page(ctx.folder.path, result)
+    ctx.reporter.close()
+    names = "\n".join(f"  {path}" for path in (*files, page))
+    output.result(result, text, f"Files left:\n{names}")
+
+
+def report_sizes(folder: Path, output: Output) -> bool:
+    """Write the page of a finished sweep or of finished builds anew; False for another folder."""
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(result, dict) or result.get("kind") not in ("sweep", "variants"):
+        return False
+    page, text = _write_page(folder, result)
+    output.result(result, text, f"  {page}")
+    return True
+
+
+def _write_page(folder: Path, result: Mapping[str, Any]) -> tuple[Path, str]:
+    """report.html, and the result as text."""
+    if result["kind"] == "sweep":
+        text, verdict, facts = sweep_text(result), first_text(result), sweep_facts(result)
+    else:
+        text, facts = variants_text(result), variants_facts(result)
+        verdict = ", ".join(f"{v['name']} {v['bpw']:.2f} bpw" for v in result["variants"])
+    page = folder / "report.html"
+    write_atomic(page, sizes_html(result, verdict, facts).encode())
+    return page, text
+
+
+def _remove_leftover_files(folder: RunFolder) -> None:
+    """Files that a killed run wrote only to score them."""
+    for path in folder.path.glob("*/files/*.gguf"):
+        path.unlink(missing_ok=True)
+
+
+def _plan(ctx: RunContext, n_tasks: int) -> dict[str, Any]:
+    return {
+        "workflow": ctx.name,
+        "kind": ctx.spec.kind,
+        "reference_bpw": round(bits_per_weight(ctx.model, ctx.model.size_bytes), 4),
+        "tasks": n_tasks,
+        "items": ctx.spec.scores.items,
+        "sizes": [
+            {"label": one.label, "size_bytes": one.size_bytes, "bpw": round(one.bpw, 4)}
+            for one in sorted(sweep_layouts(ctx, None), key=lambda one: -one.size_bytes)
+        ],
+    }
+
+
+def _plan_text(ctx: RunContext, facts: dict[str, Any]) -> str:
+    lines = [f"{ctx.name} on {ctx.model.path.name}: {facts['tasks']} tasks at these sizes"]
+    lines += [
+        f"  {one['label']:<20} {one['bpw']:6.3f} bpw  {bytes_text(one['size_bytes'])}"
+        for one in facts["sizes"]
+    ]
+    return "\n".join([*lines, "nothing was computed or written"])
+
+
+def refuse_budget(ctx: RunContext, budget: str | None) -> None:
+    """A sweep has many sizes, so a budget would be ignored.
+
+    Raises:
+        ConfigError: one was given.
+    """
+    if ctx.spec.kind == "sweep" and budget is not None:
+        raise ConfigError(
+            f"--budget {budget} has no meaning for {ctx.name}, which looks at many sizes: edit its "
+            "[sweep] instead"
+        )

@@ -1,0 +1,151 @@
+"""Executed scores of many files of one model: each is written, run on every task, and removed.
+
+What is scored is a file as users run it, not a copy in memory; its weights come from the packed
+tensors that the run folder keeps, so writing costs little. Finished files stay in the run folder
+as item results, and a killed run goes on with the next one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitwright.allocator.names import nominal_ftype
+from bitwright.engine.decoder import DecoderOptions
+from bitwright.engine.model_file import ModelFile, open_model
+from bitwright.engine.packing import Packer
+from bitwright.engine.quantized_file import write_quantized
+from bitwright.engine.upstream import FTYPES
+from bitwright.errors import ConfigError
+from bitwright.eval.outcome import METRICS_VERSION, TaskResult, load_results, save_results
+from bitwright.eval.run_suite import SuiteOptions, run_suite
+from bitwright.eval.sandbox import Limits
+from bitwright.eval.scorer import Scorer
+from bitwright.eval.task_suite import TaskSpec, TaskSuite, load_task_suite
+from bitwright.workflows.context import RunContext
+from bitwright.workflows.run_folder import key_of
+from bitwright.workflows.sizes_spec import ItemSettings
+
+REFERENCE = "reference"
+LIKELIHOODS = ("bits_per_byte", "tool_nats")
+Results = dict[str, list[TaskResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class SizedLayout:
+    """A whole-model layout: ``family`` is 'stock' or 'ours', ``types`` of quantizable tensors."""
+
+    label: str
+    family: str
+    types: Mapping[str, str]
+    size_bytes: int
+    bpw: float
+
+
+def suite_tasks(ctx: RunContext, settings: ItemSettings) -> list[TaskSpec]:
+    """The tasks to run, with this workflow's number of items and seed.
+
+    Raises:
+        ConfigError: no such suite, or a task to leave out that no suite has.
+    """
+    found = [task for name in settings.suites for task in load_task_suite(name).tasks]
+    unknown = sorted(set(settings.leave_out) - {task.name for task in found})
+    if unknown:
+        raise ConfigError(
+            f"leave_out names the task {unknown[0]!r}, which {', '.join(settings.suites)} has not: "
+            f"give one of {', '.join(sorted(task.name for task in found))}"
+        )
+    return [_limited(ctx, task, settings) for task in found if task.name not in settings.leave_out]
+
+
+def _limited(ctx: RunContext, task: TaskSpec, settings: ItemSettings) -> TaskSpec:
+    most = settings.likelihood_items if task.method in LIKELIHOODS else settings.items
+    limit = min(task.limit or most, most) if task.source_parts[0] != "builtin" else most
+    return task.model_copy(update={"limit": limit, "seed": task.seed + ctx.spec.seed})
+
+
+def score_sizes(
+    ctx: RunContext,
+    folder: str,
+    layouts: Sequence[SizedLayout],
+    packer: Packer,
+    imatrix_sha256: str,
+    settings: ItemSettings,
+) -> Results:
+    """Every task on the reference and on every layout, by label; ``folder`` is inside the run."""
+    tasks = suite_tasks(ctx, settings)
+    labels = [REFERENCE, *(layout.label for layout in layouts)]
+    ctx.reporter.stage(
+        "scores", f"{len(tasks)} tasks of {', '.join(settings.suites)} on {len(labels)} files"
+    )
+    results: Results = {}
+    for done, layout in enumerate([None, *layouts]):
+        label = labels[done]
+        ctx.reporter.step(done, len(labels), label)
+        results[label] = _score_one(ctx, folder, layout, packer, imatrix_sha256, tasks)
+    return results
+
+
+def _score_one(
+    ctx: RunContext,
+    folder: str,
+    layout: SizedLayout | None,
+    packer: Packer,
+    imatrix_sha256: str,
+    tasks: Sequence[TaskSpec],
+) -> list[TaskResult]:
+    label = REFERENCE if layout is None else layout.label
+    inputs = {
+        "model": ctx.model.sha256(),
+        "layout": None if layout is None else [key_of(dict(layout.types)), imatrix_sha256],
+        "tasks": [task.model_dump(mode="json") for task in tasks],
+        "engine": ctx.engine_key()["llama-cpp-python"],
+        "gpu_layers": ctx.options.gpu_layers,
+        "metrics": METRICS_VERSION,
+    }
+    out = ctx.folder.file(folder, "items", label, "results.json").parent
+
+    def compute() -> tuple[dict[str, Any], list[Path]]:
+        if layout is None:
+            results = run_tasks(ctx, ctx.model, tasks)
+        else:
+            results = _written_and_scored(ctx, folder, layout, packer, tasks)
+        save_results(results, out, {"label": label})
+        return {}, sorted(path for path in out.iterdir() if not path.name.startswith("."))
+
+    ctx.folder.stage(f"{folder}/items-{label}", key_of("items", inputs), compute, inputs=inputs)
+    return load_results(out)[0]
+
+
+def _written_and_scored(
+    ctx: RunContext, folder: str, layout: SizedLayout, packer: Packer, tasks: Sequence[TaskSpec]
+) -> list[TaskResult]:
+    path = ctx.folder.file(folder, "files", f"{layout.label}.gguf")
+    ftype = FTYPES[nominal_ftype(layout.types, ctx.model)]
+    try:
+        write_quantized(
+            ctx.model,
+            layout.types,
+            path,
+            packer=packer,
+            ftype=ftype,
+            provenance=None,
+            overwrite=True,
+        )
+        return run_tasks(ctx, open_model(path, allow_requantize=True), tasks)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def run_tasks(ctx: RunContext, model: ModelFile, tasks: Sequence[TaskSpec]) -> list[TaskResult]:
+    """The tasks on one file."""
+    settings = ctx.spec.scores
+    data = Path(settings.data) if settings.data else None
+    suite = TaskSuite.model_validate({"schema": 1, "tasks": tuple(tasks)})
+    options = DecoderOptions(threads=ctx.options.threads, gpu_layers=ctx.options.gpu_layers)
+    with Scorer(model, options) as scorer:
+        return run_suite(
+            scorer,
+            suite,
+            SuiteOptions(data=data, sandbox=Limits() if settings.execute_code else None),
+        )

@@ -1,0 +1,102 @@
+"""The verbs: their JSON contract, results that are kept, and comparisons of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bitwright.engine.model_file import open_model
+from bitwright.engine.packing import Packer
+from bitwright.engine.quantized_file import write_quantized
+from bitwright.engine.session import SessionOptions
+from bitwright.engine.upstream import FTYPES, upstream_layout
+from bitwright.errors import ConfigError, InputError
+from bitwright.eval.items import builtin_items
+from bitwright.workflows.output import Output
+from bitwright.workflows.seed_comparison import read_build
+from bitwright.workflows.single import ModelChoice
+from bitwright.workflows.single_evaluate import (
+    SuiteChoice,
+    compare,
+    evaluate_suite,
+    show_doctor,
+)
+
+QUIET = Output(json=True, quiet=True)
+DEMO = ModelChoice("demo", options=SessionOptions(threads=1))
+FIELDS = {"category", "metric", "value", "se", "n", "chance"}
+
+
+@pytest.fixture(scope="module")
+def smaller(tmp_path_factory) -> Path:
+    model = open_model("demo")
+    out = tmp_path_factory.mktemp("q") / "demo-Q2_K.gguf"
+    layout = upstream_layout(model, "Q2_K", has_imatrix=False)
+    packer = Packer(model, None, threads=1)
+    write_quantized(model, layout, out, packer=packer, ftype=FTYPES["Q2_K"], provenance=None)
+    return out
+
+
+def test_evaluate_and_compare_keep_their_contract(smaller, tmp_path, capsys):
+    suite = SuiteChoice("builtin", limit=6)
+    evaluate_suite(DEMO, [], suite, tmp_path / "a", QUIET)
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"suite", "tasks", "failures"}
+    assert found["suite"] == "builtin"
+    assert all(set(task) == FIELDS for task in found["tasks"].values())
+    assert sum(found["failures"]["tool_calling"].values()) <= 6
+    evaluate_suite(DEMO, [smaller], suite, tmp_path / "b", QUIET)
+    capsys.readouterr()
+    compare([tmp_path / "a", tmp_path / "b"], QUIET)
+    page = json.loads(capsys.readouterr().out)
+    assert (page["a"], page["b"]) == ("demo-F16.gguf", "demo-Q2_K.gguf")
+    assert set(page["tasks"]) == set(found["tasks"])
+    wanted = {"difference", "low", "high", "p", "p_holm", "n", "smallest_visible"}
+    for task in page["tasks"].values():
+        assert wanted <= set(task)
+        assert task["low"] <= task["difference"] <= task["high"]
+        assert task["p"] <= task["p_holm"] <= 1
+    assert page["tasks"]["code_bits"]["difference"] > 0
+    lines = (tmp_path / "a" / "items.jsonl").read_text().splitlines()
+    row = json.loads(lines[0])
+    assert {"prompt_sha256", "output", "verdict"} <= set(row)
+
+
+def test_results_of_other_items_are_not_compared(tmp_path, capsys):
+    path = tmp_path / "s.toml"
+    text = 'schema = 1\n[[tasks]]\nname = "t"\ncategory = "code"\nmethod = "bits_per_byte"\n'
+    for n in (2, 3):
+        path.write_text(f'{text}source = "builtin:code"\nlimit = {n}\n')
+        evaluate_suite(DEMO, [], SuiteChoice(str(path)), tmp_path / str(n), QUIET)
+    with pytest.raises(InputError, match="other items"):
+        compare([tmp_path / "2", tmp_path / "3"], QUIET)
+    with pytest.raises(ConfigError, match="two result folders"):
+        compare([tmp_path / "2"], QUIET)
+    capsys.readouterr()
+
+
+def test_calibration_text_is_checked_before_the_first_item(tmp_path):
+    text = tmp_path / "calibration.txt"
+    text.write_text(builtin_items("code", 60, 0)[2].text * 2)
+    suite = SuiteChoice("builtin", calibration=(text,))
+    with pytest.raises(InputError, match=r"calibration\.txt"):
+        evaluate_suite(DEMO, [], suite, None, QUIET)
+    with pytest.raises(InputError, match="neither a text file nor"):
+        evaluate_suite(DEMO, [], SuiteChoice("builtin", calibration=(tmp_path,)), None, QUIET)
+
+
+def test_nothing_to_evaluate_is_said():
+    with pytest.raises(ConfigError, match="give --model"):
+        evaluate_suite(ModelChoice(""), [], SuiteChoice("builtin"), None, QUIET)
+
+
+def test_the_doctor_answers_in_json(capsys):
+    show_doctor(QUIET)
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found["ready"], bool)
+    assert found["checks"]
+
+
+def test_a_folder_that_is_no_finished_build_is_refused(tmp_path):
+    with pytest.raises(InputError, match="not a finished run"):
+        read_build(tmp_path)

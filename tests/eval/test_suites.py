@@ -1,0 +1,111 @@
+import json
+
+import pytest
+
+from bitwright.content import content_dir
+from bitwright.engine.decoder import DecoderOptions
+from bitwright.engine.model_file import open_model
+from bitwright.errors import ConfigError, InputError
+from bitwright.eval.items import BUILTIN, builtin_items
+from bitwright.eval.methods import Bench
+from bitwright.eval.run_suite import SuiteOptions, check_overlap, run_suite
+from bitwright.eval.scorer import Scorer
+from bitwright.eval.task_suite import load_task_suite
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    with Scorer(open_model("demo"), DecoderOptions(threads=1, slots=8)) as made:
+        yield made
+
+
+def test_every_shipped_suite_loads():
+    names = [path.stem for path in content_dir("eval").glob("*.toml")]
+    assert {"builtin", "code", "math", "chat", "tool_calling"} <= set(names)
+    for name in set(names) - {"divergence", "thresholds", "canary"}:
+        assert load_task_suite(name).tasks
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("limits = 3", "limits"),
+        ('method = "guess"', "method"),
+        ('source = "web:x"', "none of"),
+    ],
+)
+def test_a_wrong_key_is_named(tmp_path, change, text):
+    key = change.split(" ")[0]
+    lines = {
+        "name": 'name = "a"',
+        "category": 'category = "chat"',
+        "method": 'method = "exact"',
+        "source": 'source = "builtin:chat"',
+    }
+    lines[key] = change
+    path = tmp_path / "s.toml"
+    path.write_text("schema = 1\n[[tasks]]\n" + "\n".join(lines.values()) + "\n")
+    with pytest.raises(ConfigError, match=text):
+        load_task_suite(path)
+
+
+@pytest.mark.parametrize("category", sorted(BUILTIN))
+def test_items_are_the_same_for_a_seed_and_have_names_of_their_own(category):
+    items = builtin_items(category, 12, 7)
+    assert len(items) == 12
+    assert len({item.id for item in items}) == 12
+    assert items == builtin_items(category, 12, 7)
+    if category != "code":
+        assert items != builtin_items(category, 12, 8)
+
+
+def test_an_unknown_category_is_refused():
+    with pytest.raises(ConfigError, match="none of chat, code, math, tool_calling"):
+        builtin_items("poetry", 3, 0)
+
+
+def test_the_demo_model_scores_as_it_is_known_to(scorer):
+    results = run_suite(scorer, load_task_suite("builtin"), SuiteOptions(limit=12))
+    found = {result.name: result.summary() for result in results}
+    assert {summary["category"] for summary in found.values()} == set(BUILTIN)
+    assert found["math"]["value"] >= 0.8
+    assert found["tool_choice"]["value"] >= 0.6 > found["tool_choice"]["chance"]
+    assert found["tool_exact"]["value"] <= found["tool_name"]["value"]
+    assert found["tool_nats"]["value"] < 0.5
+    assert 1.0 < found["code_bits"]["value"] < 2.5
+    exact = next(result for result in results if result.name == "tool_exact")
+    assert set(exact.notes) >= {"call_rate", "irrelevance", "n_irrelevant"}
+    assert exact.first_ids[0] == scorer.tokenizer.bos_id
+    assert all(outcome.output for outcome in exact.outcomes)
+    json.dumps(found, allow_nan=False)
+
+
+def test_code_is_not_run_without_leave(scorer, tmp_path):
+    row = {"task_id": 1, "text": "Add.", "code": "", "test_list": ["assert f() == 1"]}
+    (tmp_path / "mbpp.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "HumanEval.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="--execute-code"):
+        run_suite(scorer, load_task_suite("code"), SuiteOptions(data=tmp_path))
+
+
+def test_items_in_the_calibration_text_are_refused_by_name():
+    items = {"code_bits": builtin_items("code", 3, 0)}
+    leaked = {"my notes": items["code_bits"][1].text}
+    with pytest.raises(InputError, match="my notes") as refusal:
+        check_overlap(items, leaked, allow=False)
+    assert items["code_bits"][1].id in str(refusal.value)
+    assert len(check_overlap(items, leaked, allow=True)) == 1
+    assert check_overlap(items, {"other": "nothing of the kind " * 20}, allow=False) == ()
+
+
+def test_answers_are_asked_once_for_all_tasks(scorer):
+    bench = Bench.over(scorer)
+    assert bench.form == "hermes"
+    items = builtin_items("tool_calling", 3, 1)
+    from bitwright.eval.methods import tool_exact, tool_name
+
+    tasks = {task.name: task for task in load_task_suite("builtin").tasks}
+    tool_name(bench, tasks["tool_name"], items)
+    before = scorer.decoder.counters.decoded
+    tool_exact(bench, tasks["tool_exact"], items)
+    assert scorer.decoder.counters.decoded == before

@@ -1,0 +1,124 @@
+"""Bedrock's rounds and Tightrope's curve, with a made-up truth in place of a model."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bitwright.allocator.variants import predicted
+from bitwright.errors import BudgetError
+from bitwright.eval.statistics import Interval
+from bitwright.workflows.joint_layouts import Meter, balance, settle
+from bitwright.workflows.progress import Silent
+from bitwright.workflows.sizes_spec import VariantSettings
+from tests.allocator.test_variants import damage, group
+
+CONTEXT = SimpleNamespace(
+    spec=SimpleNamespace(variants=VariantSettings(curve_points=3)), reporter=Silent()
+)
+THRESHOLDS = {"code": 0.05, "chat": 0.05}
+
+
+class Options:
+    """Bytes are those of the groups' tensors and 1000 more."""
+
+    def __init__(self, groups: list[Any]) -> None:
+        self.bytes = {(t, s): g.size_bytes[s] for g in groups for t in g.tensors for s in g.steps}
+
+    def complete(self, types: dict[str, str]) -> dict[str, str]:
+        return types
+
+    def layout_bytes(self, types: dict[str, str]) -> int:
+        return 1000 + sum(self.bytes[item] for item in types.items())
+
+
+@dataclass
+class FakeMeter:
+    """Measures ``factor`` times the sum, with ``half`` of it as the interval's half width."""
+
+    groups: list[Any]
+    prices: dict[str, Any]
+    factor: float
+    half: float | None = 0.1
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    thresholds_nats = THRESHOLDS
+    ctx: Any = field(default_factory=lambda: CONTEXT)
+
+    def measure(self, label: str, types: dict[str, str]) -> dict[str, Interval]:
+        chosen = {g.name: types[g.tensors[0]] for g in self.groups}
+        sums = predicted(self.groups, self.prices, chosen)
+        found = {}
+        for category, nats in sums.items():
+            value = self.factor * nats
+            width = None if self.half is None else self.half * value
+            found[category] = Interval(
+                value,
+                None if width is None else value - width,
+                None if width is None else value + width,
+                9,
+            )
+        return found
+
+    unsafe = Meter.unsafe
+
+
+def made(factor: float, at_q2: float = 0.04, half: float | None = 0.1) -> tuple[Any, ...]:
+    groups = [group(f"g{i}") for i in range(8)]
+    prices = {g.name: damage(at_q2) for g in groups}
+    return groups, prices, FakeMeter(groups, prices, factor, half), Options(groups)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.8])
+def test_unsafe_together_backs_off_and_every_round_is_recorded(factor: float) -> None:
+    groups, prices, meter, options = made(factor)
+    lowest = {g.name: "Q2_K" for g in groups}
+    chosen, correction = settle(meter, groups, prices, lowest, options)
+    joint = meter.measure("again", {g.tensors[0]: chosen[g.name] for g in groups})
+    assert meter.unsafe(joint) == []
+    assert meter.rounds[0]["not_shown_safe"] == ["code", "chat"]
+    assert meter.rounds[-1]["not_shown_safe"] == []
+    assert 2 <= len(meter.rounds) <= 4
+    assert meter.rounds[-1]["raised"]
+    assert correction["code"] == pytest.approx(1.1 * factor)
+
+
+def test_safe_together_is_left_alone() -> None:
+    groups, prices, meter, options = made(1.0, at_q2=0.001)
+    lowest = {g.name: "Q2_K" for g in groups}
+    chosen, _ = settle(meter, groups, prices, lowest, options)
+    assert chosen == lowest
+    assert len(meter.rounds) == 1
+    assert meter.rounds[0]["raised"] == []
+
+
+def test_hopeless_thresholds_end_at_the_top_and_say_so() -> None:
+    groups, prices, meter, options = made(1.0, at_q2=1e6)
+    chosen, _ = settle(meter, groups, prices, {g.name: "Q2_K" for g in groups}, options)
+    assert set(chosen.values()) == {"Q8_0"}
+    assert meter.rounds[-1]["not_shown_safe"] == ["code", "chat"]
+
+
+def test_too_little_text_ends_at_once() -> None:
+    groups, prices, meter, options = made(1.0, half=None)
+    lowest = {g.name: "Q2_K" for g in groups}
+    chosen, _ = settle(meter, groups, prices, lowest, options)
+    assert chosen == lowest
+    assert len(meter.rounds) == 1
+
+
+def test_tightrope_lies_between_its_neighbours() -> None:
+    groups, prices, meter, options = made(1.0)
+    bedrock = {g.name: "Q4_K" for g in groups}
+    gambit = {g.name: "Q3_K" for g in groups}
+    found, how = balance(meter, groups, prices, bedrock, gambit, options, None, {})
+    sizes = [
+        options.layout_bytes({g.tensors[0]: s[g.name] for g in groups})
+        for s in (bedrock, found, gambit)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(how["curve"]) == 5
+    named, _ = balance(meter, groups, prices, bedrock, gambit, options, sizes[0] - 600, {})
+    assert options.layout_bytes({g.tensors[0]: named[g.name] for g in groups}) <= sizes[0] - 600
+    with pytest.raises(BudgetError, match="between"):
+        balance(meter, groups, prices, bedrock, gambit, options, 10, {})

@@ -1,0 +1,189 @@
+"""Joint measurements that are never repeated, the search on them, and what decides in the end."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bitwright.allocator.candidates import propose
+from bitwright.corpora.store import load_corpus
+from bitwright.damage.damage_map import load_damage_map
+from bitwright.damage.pricing import price_types
+from bitwright.engine.imatrix_file import read_imatrix
+from bitwright.engine.model_file import open_model
+from bitwright.engine.session import SessionOptions
+from bitwright.eval.statistics import Interval
+from bitwright.eval.suite import load_suite
+from bitwright.workflows.context import RunContext
+from bitwright.workflows.joint_meter import Joint, JointMeter, _load
+from bitwright.workflows.preflight import make_options, make_plan
+from bitwright.workflows.progress import Silent
+from bitwright.workflows.run_folder import NotDone, RunFolder
+from bitwright.workflows.spec import SearchSettings, StudySettings, load_workflow
+from bitwright.workflows.stage_allocate import broken_prices, make_terms, reason_to_keep_stock
+from bitwright.workflows.stage_search import Best, Task, search
+from tests.workflows.conftest import Finished
+
+
+@pytest.fixture
+def ctx(finished: Finished, tmp_path: Path) -> RunContext:
+    spec, name = load_workflow(finished.workflow)
+    options = SessionOptions(threads=1, n_ctx=spec.engine.n_ctx, working_type="file")
+    folder = RunFolder.open(tmp_path / "run")
+    return RunContext(spec, name, open_model(finished.model), folder, options, Silent())
+
+
+def select_chunks(finished: Finished):
+    corpora = load_corpus(finished.folder / "corpus")
+    return {c: corpora[c].split("select") for c in ("code", "general")}
+
+
+def meter_of(ctx: RunContext, finished: Finished) -> JointMeter:
+    imatrix = read_imatrix(finished.folder / "imatrix" / "task.gguf")
+    return JointMeter(ctx, select_chunks(finished), imatrix, load_suite())
+
+
+def task_of(ctx: RunContext, finished: Finished, meter: JointMeter) -> tuple[Task, tuple]:
+    plan = make_plan(ctx)
+    mapped = load_damage_map(finished.folder / "damage")
+    imatrix = read_imatrix(finished.folder / "imatrix" / "task.gguf")
+    options = make_options(
+        ctx, plan.budget_bytes, imatrix=imatrix, measured=frozenset(mapped.rows["tensor"])
+    )
+    rows = json.loads((finished.folder / "damage" / "packing_errors.json").read_text())
+    errors = {(tensor, kind): error for tensor, kind, error in rows}
+    table = price_types(mapped, errors, options.offered)
+    terms = replace(make_terms(ctx, plan, table), prices={})
+    proposed = propose(options, {1.0: table}, plan.budget_bytes, ctx.spec.target, terms)
+    return Task(ctx, options, table, terms, plan.budget_bytes, meter), proposed
+
+
+def all_at(ctx: RunContext, kind: str) -> dict[str, str]:
+    return {t.name: kind for t in ctx.model.tensors if t.n_rows > 1}
+
+
+def test_a_layout_is_measured_once_even_after_a_kill(ctx, finished):
+    with meter_of(ctx, finished) as meter:
+        first = meter.measure(all_at(ctx, "Q2_K"), "code")
+        count = meter.measured
+        again = meter.measure(all_at(ctx, "Q2_K"), "code")
+        assert meter.measured == count > 0
+    assert (first.kld == again.kld).all()
+    path = next((ctx.folder.path / "select").glob("joint-*.jsonl"))
+    with path.open("a") as file:
+        file.write('["torn line')  # what a kill in mid-write leaves
+    with meter_of(ctx, finished) as meter:
+        assert (meter.measure(all_at(ctx, "Q2_K"), "code").kld == first.kld).all()
+        assert meter.measured == 0
+        meter.measure(all_at(ctx, "Q4_K"), "code")
+    assert len(_load(path)) == 2 * count
+
+
+def test_the_meter_measures_what_the_layout_is_now(ctx, finished):
+    """The session changes only what differs; the result must not depend on what came before."""
+    with meter_of(ctx, finished) as meter:
+        low = meter.measure(all_at(ctx, "Q2_K"), "code")
+        high = meter.measure({"blk.0.attn_v.weight": "Q8_0"}, "code")
+    with meter_of(replace(ctx, folder=RunFolder.open(ctx.folder.path / "b")), finished) as meter:
+        fresh = meter.measure({"blk.0.attn_v.weight": "Q8_0"}, "code")
+    assert (fresh.kld == high.kld).all()
+    assert high.mean < low.mean
+
+
+def test_a_read_only_folder_is_not_measured_in(ctx, finished):
+    reading = replace(ctx, folder=RunFolder(ctx.folder.path, read_only=True))
+    with meter_of(reading, finished) as meter, pytest.raises(NotDone):
+        meter.measure(all_at(ctx, "Q2_K"), "code")
+
+
+def test_a_measurement_can_stop_after_a_chunk(ctx, finished):
+    with meter_of(ctx, finished) as meter:
+        if len(meter.chunks["code"]) < 2:
+            pytest.skip("one chunk only")
+        part = meter.measure(all_at(ctx, "Q2_K"), "code", lambda joint: True)
+        assert len(part.kld) == 1
+        assert not meter.is_whole(part, "code")
+
+
+def test_differences_are_paired_by_document():
+    tokens = np.full((2, 8), 10.0)
+    rng = np.random.default_rng(0)
+    base = rng.lognormal(0, 2, (2, 8))
+    better = Joint(base * 0.9, tokens).less(Joint(base, tokens))
+    assert better[0] == pytest.approx(-0.1 * base.sum() / 160)
+    same = Joint(base, tokens).less(Joint(base, tokens))
+    assert same == (0.0, 0.0)
+    one = Joint(base[:, :1], tokens[:, :1]).less(Joint(base[:, :1] * 2, tokens[:, :1]))
+    assert math.isinf(one[1])
+
+
+def test_search_study_and_swaps_never_lose_and_resume_to_the_same(ctx, finished):
+    spec = ctx.spec.model_copy(
+        update={
+            "search": SearchSettings(rounds=2, swaps=4),
+            "study": StudySettings(trials=4),
+        }
+    )
+    results = []
+    for part in ("a", "a", "b"):  # 'a' twice: the second replays the first from its files
+        here = replace(ctx, spec=spec, folder=RunFolder.open(ctx.folder.path / part))
+        with meter_of(here, finished) as meter:
+            task, proposed = task_of(here, finished, meter)
+            free = [c for c in proposed if c.label.startswith("target")]
+            found, record = search(task, free, [c for c in proposed if c not in free])
+            results.append((found, record["measured"], record["study"]["trials"], meter.measured))
+            first = task.measure(free[0].types)
+            chosen = task.measure((*found, *free)[0].types)
+            assert chosen.mean <= first.mean
+            for one in found:
+                assert one.size_bytes <= task.budget_bytes
+    assert results[0][:3] == results[1][:3] == results[2][:3]
+    assert results[1][3] == 0  # nothing was measured again
+    assert results[2][3] > 0
+
+
+def test_a_layout_replaces_the_best_only_beyond_the_noise(ctx, finished):
+    with meter_of(ctx, finished) as meter:
+        _, proposed = task_of(ctx, finished, meter)
+    tokens = np.full((1, 20), 10.0)
+    rng = np.random.default_rng(1)
+    base = rng.lognormal(0, 1, (1, 20))
+    best = Best(proposed[0], Joint(base, tokens))
+    noisy = base + rng.normal(0, 1, base.shape)
+    noisy += (base.sum() - noisy.sum() - 0.5) / 20  # a little better, within the noise
+    assert not best.offer(proposed[0], Joint(noisy, tokens))
+    assert best.offer(proposed[0], Joint(base * 0.8, tokens))
+    assert not best.offer(proposed[0], Joint(base * 0.1, tokens), whole=False)
+
+
+def test_no_search_measures_nothing(ctx, finished):
+    spec = ctx.spec.model_copy(update={"search": SearchSettings()})
+    here = replace(ctx, spec=spec)
+    with meter_of(here, finished) as meter:
+        task, proposed = task_of(here, finished, meter)
+        assert search(task, proposed, ()) == ((), {})
+        assert meter.measured == 0
+
+
+# What decides in the end
+
+
+def test_prices_are_checked_on_what_was_measured():
+    stock = {"code": 1.0, "chat": 1.0, "math": 1e-9, "tools": 0.0}
+    own = {"code": 0.5, "chat": 1.2, "math": 5e-9, "tools": 1.0}
+    prices = {"chat": 0.1, "math": 0.1, "tools": 0.1, "none": 0.1}
+    noise = {"math": 1e-8, "chat": 1e-8}
+    assert broken_prices(own, stock, prices, noise) == {"chat": 1.2}
+    assert broken_prices(own, stock, {"chat": 0.25}, noise) == {}
+
+
+def test_reasons_to_keep_stock():
+    assert reason_to_keep_stock(Interval(0.5, 0.4, 0.6, 9), {}) == ""
+    assert "breaks the price" in reason_to_keep_stock(Interval(0.5, 0.4, 0.6, 9), {"chat": 1.2})
+    assert "not better by more than" in reason_to_keep_stock(Interval(0.9, 0.7, 1.1, 9), {})
+    assert "×1.300" in reason_to_keep_stock(Interval(1.3, 1.1, 1.5, 9), {})
+    assert "too few documents" in reason_to_keep_stock(Interval(0.5, None, None, 1), {})
+    assert "no KLD ratio" in reason_to_keep_stock(Interval(None, None, None, 0), {})
