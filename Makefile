@@ -27,6 +27,7 @@ dev: .venv/dev-installed
 	@echo "building llama.cpp (once, a few minutes) ..."
 	$(BIN)/pip wheel --quiet --no-deps --find-links $(WHEELS) -w $(WHEELS) -c constraints.txt llama-cpp-python
 	$(BIN)/pip install --quiet --find-links $(WHEELS) -c constraints.txt -e '.[eval]'
+	cp bitwright/eval/bitwright_lm_eval.pth "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
 	@touch $@
 
 .venv/dev-installed: .venv/installed

@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtr, stdtrit
-from scipy.stats import binom
 
+from bitwright.eval.pairing import holm, mcnemar
 from bitwright.eval.thresholds import monotone
 
 Floats = NDArray[np.float64]
@@ -182,7 +182,7 @@ def compare_paired(reference: Floats, size: Floats, graded: bool) -> Paired:
     centre = (worse - better) / (n + 2)
     spread = (worse + better + 1.0) / (n + 2) - centre**2
     half = z * math.sqrt(spread / (n + 2))
-    p = mcnemar(worse, better)
+    p = mcnemar(reference, size)
     return Paired(value, centre - half, centre + half, p, spread, (worse + better) / n)
 
 
@@ -197,25 +197,6 @@ def _student(difference: Floats, value: float) -> Paired:
     half = float(stdtrit(n - 1, (1.0 + CONFIDENCE) / 2.0)) * error
     p = 2.0 * float(stdtr(n - 1, -abs(value) / error))
     return Paired(value, value - half, value + half, p, variance, None)
-
-
-def mcnemar(worse: int, better: int) -> float:
-    """Two-sided exact p of a fair coin among the items that changed; 1 if none did."""
-    changed = worse + better
-    if changed == 0:
-        return 1.0
-    return min(1.0, 2.0 * float(binom.cdf(min(worse, better), changed, 0.5)))
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979), in the order given."""
-    order = np.argsort(p, kind="stable")
-    corrected = [0.0] * len(p)
-    highest = 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(p) - rank) * p[index]))
-        corrected[index] = highest
-    return corrected
 
 
 def _drop(

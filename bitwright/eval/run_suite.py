@@ -157,20 +157,3 @@ def _call_notes(outcomes: Sequence[Outcome], items: Mapping[str, Item]) -> dict[
         notes["irrelevance"] = float(np.mean(irrelevant))
         notes["n_irrelevant"] = float(len(irrelevant))
     return notes
-
-
-__all__ = [
-    "SuiteOptions",
-    "check_overlap",
-    "load_items",
-    "run_suite",
-    "run_task",
-]
-
-
-def calibration_error(path: Path) -> InputError:
-    """The refusal of a calibration path that holds no text."""
-    return InputError(
-        f"{path} is neither a text file nor a folder of `bitwright corpus`: give the text that the "
-        "file was calibrated on"
-    )
