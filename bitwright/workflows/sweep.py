@@ -18,7 +18,7 @@ from bitwright.engine.packing import Packer
 from bitwright.engine.session import check_loadable
 from bitwright.engine.tensors import role
 from bitwright.errors import ConfigError
-from bitwright.eval.breakage import FirstToBreak, first_to_break
+from bitwright.eval.breakage import FirstToBreak, SizeScores, breakage, first_to_break
 from bitwright.eval.cliff import find_cliff
 from bitwright.eval.divergence import Candidate
 from bitwright.eval.item_scores import first_failure, headlines, new_failures
@@ -146,12 +146,29 @@ def sweep_result(
         "max_loss": ctx.spec.scores.max_loss,
         "seed": ctx.spec.seed,
         "sizes": [size_json(measured, layout) for layout in measured.layouts],
-        "thresholds": thresholds_json(measured),
+        "thresholds": thresholds_json(measured, ctx.spec.scores.max_loss),
         "first_to_break": first_json(first, measured.executed),
     }
 
 
-def thresholds_json(measured: Measured) -> dict[str, dict[str, Any]]:
+def by_family(
+    measured: Measured, category: str, max_loss: float
+) -> dict[str, dict[str, float | None]]:
+    """The breakage interval among stock sizes alone, and among ours alone."""
+    scores = measured.paired[category]
+    found: dict[str, dict[str, float | None]] = {}
+    for family in dict.fromkeys(layout.family for layout in measured.layouts):
+        kept = [i for i, layout in enumerate(measured.layouts) if layout.family == family]
+        part = SizeScores(category, scores.bpw[kept], scores.reference, scores.scores[kept])
+        one = breakage(part, max_loss)
+        found[family] = {
+            "last_unharmed_bpw": one.last_unharmed_bpw,
+            "first_harmed_bpw": one.first_harmed_bpw,
+        }
+    return found
+
+
+def thresholds_json(measured: Measured, max_loss: float) -> dict[str, dict[str, Any]]:
     """The breakage interval of each category, in bpw and bytes, and whether its KLD has a cliff."""
     bytes_at = {layout.bpw: layout.size_bytes for layout in measured.layouts}
     suite = load_suite("divergence")
@@ -169,6 +186,7 @@ def thresholds_json(measured: Measured) -> dict[str, dict[str, Any]]:
             "task": headlines(measured.items[REFERENCE])[category].name,
             "reference": one.reference,
             "verdict": one.verdict,
+            "by_family": by_family(measured, category, max_loss),
         }
         if category in measured.table.categories:
             curve = [
