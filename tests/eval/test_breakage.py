@@ -97,16 +97,16 @@ def test_the_interval_holds_the_true_drop() -> None:
 
 
 def test_no_false_harm_over_many_sizes() -> None:
-    """Sizes that differ from the reference by luck only are called harmed in under 5 %."""
+    """Sizes that differ by luck only are called harmed in under 5 % of 100 runs."""
     rng = np.random.default_rng(6)
     false = 0
-    for _ in range(300):
+    for _ in range(100):
         reference = rng.integers(0, 2, 150).astype(np.float64)
         flips = rng.random((6, 150)) < 0.15  # as many up as down, on average
         scores = np.where(flips, 1.0 - reference, reference)
         found = breakage(SizeScores("x", BPW, reference, scores), 0.02)
         false += found.first_harmed_bpw is not None
-    assert false / 300 < 0.05
+    assert false / 100 < 0.05
 
 
 def test_likelihoods_may_be_negative() -> None:
