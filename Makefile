@@ -23,15 +23,16 @@ dev: .venv/dev-installed
 .venv/installed: pyproject.toml constraints.txt tools/check_machine.sh
 	@PYTHON="$(PYTHON)" sh tools/check_machine.sh
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
-	@echo "building llama.cpp (once, a few minutes) ..."
-	$(BIN)/pip wheel --quiet --no-deps --find-links $(WHEELS) -w $(WHEELS) -c constraints.txt llama-cpp-python
-	$(BIN)/pip install --quiet --find-links $(WHEELS) -c constraints.txt -e '.[eval]'
+	$(BIN)/python -m pip install -qq --upgrade -c constraints.txt pip
+	@echo "building llama.cpp (once; about 4 minutes on 2 cores) ..."
+	$(BIN)/pip wheel -qq --no-deps --find-links $(WHEELS) -w $(WHEELS) -c constraints.txt llama-cpp-python
+	@echo "installing the other dependencies (1 to 2 minutes) ..."
+	$(BIN)/pip install -qq --find-links $(WHEELS) -c constraints.txt -e '.[eval]'
 	cp bitwright/eval/bitwright_lm_eval.pth "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
 	@touch $@
 
 .venv/dev-installed: .venv/installed
-	$(BIN)/pip install --quiet --find-links $(WHEELS) -c constraints.txt -e '.[dev,eval]'
+	$(BIN)/pip install -qq --find-links $(WHEELS) -c constraints.txt -e '.[dev,eval]'
 	@touch $@
 
 demo: install
@@ -47,7 +48,7 @@ wheel: dev
 	rm -rf dist build/empty
 	$(BIN)/python -m build --quiet --wheel --outdir dist
 	$(PYTHON) -m venv build/empty
-	build/empty/bin/pip install --quiet --find-links $(WHEELS) -c constraints.txt dist/*.whl
+	build/empty/bin/pip install -qq --find-links $(WHEELS) -c constraints.txt dist/*.whl
 	cd build/empty && bin/bitwright workflow ls && bin/bitwright inspect demo
 
 test: lint

@@ -340,6 +340,16 @@ def test_a_gguf_imatrix_without_a_part_is_refused(home: Path, tmp_path: Path, lo
     assert "bad.gguf" in told
 
 
+def test_imatrices_with_other_tensors_are_not_merged(home: Path, tmp_path: Path):
+    entry = ImatrixEntry(np.ones((1, 96), np.float32), np.ones(1, np.float32))
+    other = Imatrix({"blk.0.ffn_up_exps.weight": entry}, 1, 128, ("x",))
+    write_imatrix(other, tmp_path / "other.gguf")
+    line = ("--merge", home / "imatrix.gguf", "--merge", tmp_path / "other.gguf")
+    told = bitwright("imatrix", *line, "--out", tmp_path / "out.gguf").refusal()
+    assert "are of different models" in told
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_imatrices_of_two_models_are_not_merged(home: Path, tmp_path: Path):
     other = ImatrixEntry(np.ones((1, 96), np.float32), np.ones(1, np.float32))
     write_imatrix(Imatrix({"blk.0.attn_q.weight": other}, 1, 128, ("x",)), tmp_path / "other.gguf")
@@ -582,3 +592,12 @@ def test_safe_names_can_be_folders():
     assert verbs.safe_name("Моя модель (v1)") == "Моя_модель_v1"
     assert verbs.safe_name("../..") == "model"
     assert verbs.safe_name("-rf") == "rf"
+
+
+def test_a_context_beyond_all_bounds_is_one_line(tmp_path: Path):
+    ran = bitwright(
+        *("run", "coding-q3_k_s", "--model", "demo", "--ctx", "100000000", "--dry-run"),
+        *("--out", tmp_path / "run"),
+    )
+    assert ran.code == 1
+    assert "--ctx 100000000 is not between 32 and 1048576" in ran.refusal()

@@ -109,7 +109,8 @@ def test_content_folders_are_found_and_not_empty(folder: str):
 def test_content_travels_in_the_wheel():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert included == {folder: f"bitwright/_content/{folder}" for folder in FOLDERS}
+    hook = {"bitwright/eval/bitwright_lm_eval.pth": "bitwright_lm_eval.pth"}
+    assert included == {folder: f"bitwright/_content/{folder}" for folder in FOLDERS} | hook
 
 
 def test_a_users_file_comes_before_a_built_in_and_unknown_names_are_refused(tmp_path: Path):

@@ -11,6 +11,7 @@ from bitwright.corpora.recipe import load_recipe
 from bitwright.corpora.records import Corpus
 from bitwright.corpora.store import load_corpus, save_corpus
 from bitwright.engine.atomic import check_folder
+from bitwright.engine.ggml_types import fits_row, tensor_type
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.imatrix_collect import collect_imatrix
 from bitwright.engine.imatrix_coverage import coverage_notes, require_covered
@@ -20,12 +21,16 @@ from bitwright.engine.model_file import ModelFile, open_model
 from bitwright.engine.packing import Packer
 from bitwright.engine.quantized_file import Provenance, predict_size, write_quantized
 from bitwright.engine.session import Session, SessionOptions, check_loadable, resolve_threads
+from bitwright.engine.tensors import is_quantizable
 from bitwright.engine.tokenizer import Tokenizer
-from bitwright.engine.upstream import FTYPES, ftype_name, upstream_layout
+from bitwright.engine.upstream import FTYPES, default_type, ftype_name, upstream_layout
 from bitwright.errors import ConfigError, InputError, StorageError
 from bitwright.report.wording import SYNTHETIC
 from bitwright.workflows.output import Output, bytes_text
 from bitwright.workflows.run_folder import RunFolder
+
+# What llama-imatrix leaves out unless asked, so that files of one model may differ in it.
+MAY_BE_MISSING = {"token_embd.weight", "output.weight"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,24 @@ def merge(
         paths.append(Path(path))
         parts.append((read_imatrix(Path(path), chunk_size), _share(share, source)))
     check_output(out, paths, overwrite=overwrite)
-    _save_imatrix(merge_imatrices(parts), out, output)
+    merged = merge_imatrices(parts)
+    _check_same_tensors(parts, paths)
+    _save_imatrix(merged, out, output)
+
+
+def _check_same_tensors(parts: Sequence[tuple[Imatrix, float]], paths: Sequence[Path]) -> None:
+    """Files of one model name the same tensors, but for the embedding and the output.
+
+    Raises:
+        InputError: names a tensor that only one of two files has.
+    """
+    first = set(parts[0][0].entries) - MAY_BE_MISSING
+    for (found, _), path in zip(parts[1:], paths[1:], strict=True):
+        if differing := sorted(first ^ (set(found.entries) - MAY_BE_MISSING)):
+            raise InputError(
+                f"{paths[0].name} and {path.name} are of different models: only one of them has "
+                f"{differing[0]} ({len(differing)} such tensors); merge files of one model"
+            )
 
 
 def _save_imatrix(found: Imatrix, out: Path, output: Output) -> None:
@@ -240,7 +262,22 @@ def resolve_layout(
             f"--layout {layout} is neither a layout file nor a stock type: give the path of a "
             f"file, or one of {', '.join(sorted(FTYPES))}"
         ) from None
-    return upstream_layout(model, ftype, has_imatrix=has_imatrix), ftype, ()
+    types = upstream_layout(model, ftype, has_imatrix=has_imatrix)
+    return types, ftype, substitution_notes(model, types, default_type(ftype))
+
+
+def substitution_notes(model: ModelFile, types: Mapping[str, str], wanted: str) -> tuple[str, ...]:
+    """One line per tensor whose rows do not take the stock type, with what upstream uses."""
+    misfits = [
+        info
+        for info in model.tensors
+        if is_quantizable(info, model.arch) and not fits_row(wanted, info.n_per_row)
+    ]
+    return tuple(
+        f"{info.name}: rows of {info.n_per_row} do not take {wanted}; {types[info.name]} is used"
+        f" ({tensor_type(types[info.name]).bpw:.4g} instead of {tensor_type(wanted).bpw:.4g} bpw)"
+        for info in misfits
+    )
 
 
 def synthetic_mark(model: ModelFile) -> Provenance | None:

@@ -88,7 +88,7 @@ def allocate(
         best = honest[0]
     types, canary = best.types, None if request.damage else kept_verdict(model)
     rejected = canary is not None and canary["verdict"] == "rejected"
-    notes = [*options.notes]
+    notes = [*options.notes, *options.freedom_notes(budget_bytes)]
     if rejected:
         types = terms.baseline or types
         notes.append(

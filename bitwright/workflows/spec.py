@@ -12,6 +12,8 @@ from bitwright.workflows.sizes_spec import ItemSettings, SweepSettings, VariantS
 
 SCHEMA_VERSION = 1
 
+MIN_CTX, MAX_CTX = 32, 1 << 20  # tokens per chunk
+
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Mix = dict[str, Share]
 
@@ -86,7 +88,7 @@ Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class EngineSettings(_Strict):
     """What is computed in; both belong to the result's key."""
 
-    n_ctx: Annotated[int, Field(ge=32, le=1 << 20)] = 512
+    n_ctx: Annotated[int, Field(ge=MIN_CTX, le=MAX_CTX)] = 512
     working_type: Literal["auto", "file", "F32", "F16", "BF16"] = "auto"
 
 

@@ -16,7 +16,14 @@ from bitwright.workflows.output import Output
 from bitwright.workflows.pipeline import run_pipeline
 from bitwright.workflows.preflight import check_room, make_plan
 from bitwright.workflows.run_folder import RunFolder
-from bitwright.workflows.spec import WorkflowSpec, copy_workflow, list_workflows, load_workflow
+from bitwright.workflows.spec import (
+    MAX_CTX,
+    MIN_CTX,
+    WorkflowSpec,
+    copy_workflow,
+    list_workflows,
+    load_workflow,
+)
 from bitwright.workflows.stage_report import load_result, write_report
 
 
@@ -96,10 +103,15 @@ def overridden(spec: WorkflowSpec, choices: RunChoices) -> WorkflowSpec:
     """The workflow with the command line's budget, seed, context and working type.
 
     Raises:
-        ConfigError: a working type that does not exist.
+        ConfigError: a working type that does not exist, or a context out of range.
     """
     engine = spec.engine.model_dump()
     if choices.n_ctx is not None:
+        if not MIN_CTX <= choices.n_ctx <= MAX_CTX:
+            raise ConfigError(
+                f"--ctx {choices.n_ctx} is not between {MIN_CTX} and {MAX_CTX} tokens per chunk: "
+                "give a smaller one, such as 512"
+            )
         engine["n_ctx"] = choices.n_ctx
     if choices.working_type is not None:
         known = {name.upper(): name for name in ("auto", "file", "F32", "F16", "BF16")}
