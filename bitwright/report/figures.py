@@ -46,12 +46,20 @@ def damage_heat_map(
 
 
 def damage_rows(damage_map: pd.DataFrame, category: str) -> pd.DataFrame:
-    """The category's rows of the scored span (of all tokens where there is no such span)."""
+    """The category's rows of the scored span (of all tokens where there is no such span).
+
+    One row a tensor: at the probe type, which most have, where some were measured at others too.
+    """
     rows = damage_map[damage_map["category"] == category]
     if "span" in rows.columns:
         wanted = "scored" if (rows["span"] == "scored").any() else "overall"
         rows = rows[rows["span"] == wanted]
-    return rows.dropna(subset=["kld_nats"])
+    rows = rows.dropna(subset=["kld_nats"])
+    if rows.empty:
+        return rows
+    probe = rows["type"].mode().iloc[0]
+    first = rows.iloc[(rows["type"] != probe).argsort(kind="stable")]
+    return first.drop_duplicates("tensor").sort_index()
 
 
 def layout_by_depth(layout: Mapping[str, str], tensors: pd.DataFrame) -> str:
