@@ -58,7 +58,7 @@ def damage_rows(damage_map: pd.DataFrame, category: str) -> pd.DataFrame:
     if rows.empty:
         return rows
     probe = rows["type"].mode().iloc[0]
-    first = rows.iloc[(rows["type"] != probe).argsort(kind="stable")]
+    first: pd.DataFrame = rows.iloc[(rows["type"] != probe).argsort(kind="stable")]
     return first.drop_duplicates("tensor").sort_index()
 
 
