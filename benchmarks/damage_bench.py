@@ -176,7 +176,7 @@ class Timed:
 def time_score(bench: Bench, chunk: Chunk) -> float:
     """Seconds of one KLD against the reference, over the chunk's rows."""
     logits = bench.session.logits(chunk.tokens, chunk.starts, chunk.rows()).copy()
-    reference = make_reference(logits, chunk.targets())
+    reference = make_reference(logits, chunk.targets(), threads=bench.session.threads)
     found = []
     for _ in range(REPEATS):
         started = time.thread_time()

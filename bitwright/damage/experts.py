@@ -180,7 +180,7 @@ def measure_experts(
     for chunk in chunks:
         scored, targets = chunk.scored(), chunk.targets()
         batch = (chunk.tokens, chunk.starts, chunk.rows())
-        reference = make_reference(session.logits(*batch), targets)
+        reference = make_reference(session.logits(*batch), targets, threads=session.threads)
         rows += int(scored.sum())
         for expert in wanted:
             data = expert_bytes(session, packer, name, probe_type, expert)

@@ -87,7 +87,9 @@ def measure_groups(
             if not missing:
                 continue
             forward = _GroupForward(session, chunk, runner)
-            reference = make_reference(forward.reference(), chunk.targets())
+            reference = make_reference(
+                forward.reference(), chunk.targets(), threads=session.threads
+            )
             for group in missing:
                 pairs = probe_types(session.model, groups[group], probe_type)
                 logits = forward.degraded([(n, t, packed.get(n, t)) for n, t in pairs])

@@ -10,6 +10,8 @@ about 1e-6 nats of a token and below 1e-7 of a mean, several times faster than f
 CPU's `exp` decides how much.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +36,7 @@ class Reference:
     probs: float32 (k, V), the only large part. entropy: nats, float64 (k,), from the scoring
     kernel itself (see the module). top1: most likely token, int64 (k,). targets: the tokens that
     the rows predict, int64 (k,), and target_nll: their negative log-likelihood, nats, float64 (k,).
+    threads: on how many the rows are scored; the values are the same on any number.
     """
 
     probs: Floats
@@ -41,6 +44,7 @@ class Reference:
     top1: NDArray[np.int64]
     targets: NDArray[np.int64]
     target_nll: Doubles
+    threads: int = 1
 
     @property
     def size_bytes(self) -> int:
@@ -60,8 +64,10 @@ class TokenScores:
     nll: Doubles
 
 
-def make_reference(logits: Floats, targets: NDArray[np.integer]) -> Reference:
+def make_reference(logits: Floats, targets: NDArray[np.integer], *, threads: int = 1) -> Reference:
     """Prepare the reference's logits (k, V) float32 for scoring; the logits are not kept.
+
+    `threads`: for this and for every `score` against it.
 
     Raises:
         NotFiniteError: a logit is NaN or infinite.
@@ -75,8 +81,10 @@ def make_reference(logits: Floats, targets: NDArray[np.integer]) -> Reference:
         top1=np.empty(k, np.int64),
         targets=target,
         target_nll=np.empty(k),
+        threads=threads,
     )
-    for rows, buffer in _blocks(k, n_vocab):
+
+    def prepare(rows: slice, buffer: Floats) -> None:
         z, p = logits[rows], reference.probs[rows]
         top1 = _shift(z, buffer)
         total = _exp_sums(buffer)
@@ -87,6 +95,8 @@ def make_reference(logits: Floats, targets: NDArray[np.integer]) -> Reference:
         reference.top1[rows] = top1
         reference.entropy[rows] = np.log(total) - dot
         reference.target_nll[rows] = _target_nll(z, top1, total, target[rows])
+
+    _over_blocks(prepare, k, n_vocab, threads)
     return reference
 
 
@@ -107,7 +117,8 @@ def score(reference: Reference, logits: Floats, targets: NDArray[np.integer]) ->
     if not np.array_equal(target, reference.targets):
         raise InputError("the targets differ from the reference's: score the same tokens with both")
     scores = TokenScores(np.empty(k), np.empty(k, np.bool_), np.empty(k))
-    for rows, buffer in _blocks(k, n_vocab):
+
+    def compare(rows: slice, buffer: Floats) -> None:
         z = logits[rows]
         top1 = _shift(z, buffer)
         dot = _row_dots(reference.probs[rows], buffer)
@@ -116,6 +127,8 @@ def score(reference: Reference, logits: Floats, targets: NDArray[np.integer]) ->
         scores.kld[rows] = np.log(total) - dot - reference.entropy[rows]
         scores.same_top1[rows] = top1 == reference.top1[rows]
         scores.nll[rows] = _target_nll(z, top1, total, target[rows])
+
+    _over_blocks(compare, k, n_vocab, reference.threads)
     return scores
 
 
@@ -133,12 +146,31 @@ def _checked_targets(logits: Floats, targets: NDArray[np.integer]) -> NDArray[np
     return target
 
 
-def _blocks(k: int, n_vocab: int) -> list[tuple[slice, Floats]]:
-    """Slices of the rows, each with its part of one shared buffer."""
+def _over_blocks(work: Callable[[slice, Floats], None], k: int, n_vocab: int, threads: int) -> None:
+    """Call `work(rows, buffer)` for every block of rows, each thread with a buffer of its own.
+
+    A row's result depends on nothing but the row. Raises what the first failing block raised.
+    """
     step = max(1, BLOCK_ITEMS // n_vocab)
-    buffer = np.empty((min(step, k), n_vocab), np.float32)
     starts = range(0, k, step)
-    return [(slice(i, min(k, i + step)), buffer[: min(step, k - i)]) for i in starts]
+    threads = max(1, min(threads, len(starts)))
+
+    def share(mine: range) -> None:
+        buffer = np.empty((min(step, k), n_vocab), np.float32)
+        for start in mine:
+            rows = slice(start, min(k, start + step))
+            work(rows, buffer[: rows.stop - start])
+
+    # Neighbouring rows to one thread: the blocks of a failing row come first in the first share.
+    size = -(-len(starts) // threads)
+    shares = [starts[i : i + size] for i in range(0, len(starts), size)]
+    if threads == 1:
+        for mine in shares:
+            share(mine)
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="kld") as pool:
+        for done in [pool.submit(share, mine) for mine in shares]:
+            done.result()
 
 
 def _shift(z: Floats, buffer: Floats) -> NDArray[np.int64]:

@@ -203,7 +203,7 @@ def _probe_chunk(
     chunk, category = work.chunk, work.category
     targets, scored, identity = chunk.targets(), chunk.scored(), chunk_id(chunk)
     with open_chunk(session, chunk) as forward:
-        reference = make_reference(forward.reference(), targets)
+        reference = make_reference(forward.reference(), targets, threads=session.threads)
 
         def attempt(name: str, type_name: str) -> TokenScores:
             if name == REFERENCE:

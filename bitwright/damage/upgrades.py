@@ -76,7 +76,7 @@ def _gains(
         return []
     batch, targets = (chunk.tokens, chunk.starts, chunk.rows()), chunk.targets()
     session.restore_all()
-    reference = make_reference(session.logits(*batch), targets)
+    reference = make_reference(session.logits(*batch), targets, threads=session.threads)
     found = []
     try:
         for name, kind in pairs:

@@ -191,7 +191,7 @@ def noise_floor(session: Session, chunks_by_category: Chunks) -> dict[str, float
 
 
 def _self_divergence(session: Session, chunk: Chunk) -> float:
-    reference = make_reference(forward(session, chunk), chunk.targets())
+    reference = make_reference(forward(session, chunk), chunk.targets(), threads=session.threads)
     again = score(reference, forward(session, chunk), chunk.targets())
     return float(np.mean(np.abs(again.kld)))
 
@@ -244,7 +244,9 @@ def _score_block(
     references: list[Reference] = []
     session.restore_all()
     for chunk in block.chunks if missing else ():
-        references.append(make_reference(forward(session, chunk), chunk.targets()))
+        references.append(
+            make_reference(forward(session, chunk), chunk.targets(), threads=session.threads)
+        )
         counter.advance(1, "reference")
     counter.advance(len(block.chunks) * (len(found) + (not missing)), "from the run folder")
     for subject in missing:

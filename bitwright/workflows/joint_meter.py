@@ -173,7 +173,9 @@ class JointMeter:
         for category, chunks in self.chunks.items():
             for index, chunk in enumerate(chunks):
                 logits = forward(self._session, chunk)
-                self._references[category, index] = make_reference(logits, chunk.targets())
+                self._references[category, index] = make_reference(
+                    logits, chunk.targets(), threads=self._session.threads
+                )
         return self._session
 
     def _hold(self, session: Session, types: Mapping[str, str]) -> None:

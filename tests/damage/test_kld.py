@@ -158,3 +158,21 @@ def test_no_rows_give_no_scores() -> None:
     empty = np.empty((0, 100), np.float32)
     scores = score(make_reference(empty, np.empty(0, int)), empty, np.empty(0, int))
     assert len(scores.kld) == len(scores.nll) == 0
+
+
+@pytest.mark.parametrize("threads", [2, 3, 64])
+def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
+    k = 41
+    z, targets = made_logits(k, 49_152, 12.0), np.arange(k)
+    other = noisy(z, 0.1)
+    one = make_reference(z, targets)
+    many = make_reference(z, targets, threads=threads)
+    for field in ("probs", "entropy", "top1", "target_nll"):
+        assert np.array_equal(getattr(one, field), getattr(many, field)), field
+    a, b = score(one, other, targets), score(many, other, targets)
+    assert np.array_equal(a.kld, b.kld)
+    assert np.array_equal(a.nll, b.nll)
+    assert np.array_equal(a.same_top1, b.same_top1)
+    other[[7, 33], 5] = np.nan
+    with pytest.raises(EngineError, match="row 7 "):
+        score(many, other, targets)
