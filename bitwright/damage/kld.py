@@ -162,7 +162,7 @@ def _over_blocks(work: Callable[[slice, Floats], None], k: int, n_vocab: int, th
             work(rows, buffer[: rows.stop - start])
 
     # Neighbouring rows to one thread: the blocks of a failing row come first in the first share.
-    size = -(-len(starts) // threads)
+    size = max(1, -(-len(starts) // threads))
     shares = [starts[i : i + size] for i in range(0, len(starts), size)]
     if threads == 1:
         for mine in shares:
