@@ -10,7 +10,8 @@ rows[].off_target_kld_ratio             category → ratio; off_target_intervals
 rows[].ablations                        ratio to stock of each simpler idea, null where none fits:
     uniform            one type for all tensors
     weight_error_only  relative packing error times weights, no forward pass
-    per_layer          one type per layer, per_role: one type per role
+    per_layer          one type per layer
+    per_role           one type per role: the best of several on the select split
     honest_name        the best that may carry the stock name
     general_map        our solver on the damage of general text instead of the task's
     prior_only         our solver on the shipped prior, nothing measured on this model
@@ -30,9 +31,10 @@ from typing import Any
 
 from bitwright.allocator.candidates import (
     HONEST,
+    ROLE_RULE,
+    is_control,
     make_candidate,
     per_layer,
-    per_role,
     propose,
     uniform,
 )
@@ -42,6 +44,7 @@ from bitwright.allocator.options import OptionSet, build_options
 from bitwright.allocator.priors import find_prior, prior_table
 from bitwright.allocator.terms import Terms, off_target_prices
 from bitwright.corpora.records import Corpus
+from bitwright.damage.pooling import pool
 from bitwright.damage.pricing import DamageTable, price_types, types_to_pack
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.model_file import open_model
@@ -139,17 +142,23 @@ def layouts_at(found: Measured, stock: str) -> Size:
     options = make_options(ctx, found.damage_map, found.imatrix, types, budget)
     table = price_types(found.damage_map, found.errors, options.offered)
     terms = Terms(baseline=own, prices=off_target_prices({}, table.categories, target))
-    proposed = propose(options, {1.0: table}, budget, target, terms, stock)
+    pooled_map, pooling = pool(found.damage_map)
+    pooled = price_types(pooled_map, found.errors, options.offered) if pooling else None
+    proposed = propose(options, {1.0: table}, budget, target, terms, stock, pooled)
     chunks = split_chunks(ctx, found.corpora, "select")
     with JointMeter(ctx, chunks, found.imatrix, found.suite) as meter:
         stocked = make_candidate(options, table, "stock", own, "stock")
-        free = [c for c in proposed if c.label in ("target", "mixed")]
-        better, _ = search(Task(ctx, options, table, terms, budget, meter), free, [stocked])
+        free = [c for c in proposed if not is_control(c.label)]
+        task = Task(ctx, options, table, terms, budget, meter)
+        better, _ = search(task, free, [stocked])
+        rules = [c for c in proposed if c.label.startswith(ROLE_RULE)]
+        rule = min(rules, key=lambda c: task.measure(c.types).mean, default=None)
     ours = (*better, proposed[0])[0]
     honest = next((c.types for c in proposed if c.label == HONEST), None)
     layouts: dict[str, Types | None] = {"stock": own, "ours": ours.types}
     layouts |= simpler(found, options, table, budget)
     layouts |= {"honest_name": honest, "additive_only": proposed[0].types}
+    layouts["per_role"] = None if rule is None else rule.types
     known = {name: one for name, one in layouts.items() if one is not None}
     return Size(stock, budget, ours.size_bytes, known)
 
@@ -172,7 +181,7 @@ def simpler(
         except BudgetError:
             return None
 
-    role, layer = per_role(options, cost, room), per_layer(options, cost, room)
+    layer = per_layer(options, cost, room)
     alike = uniform(options, cost, room)
     prior = find_prior(model)
     by_prior = None
@@ -182,7 +191,6 @@ def simpler(
         "uniform": None if alike is None else alike[1],
         "weight_error_only": solved(error),
         "per_layer": None if layer is None else layer.types,
-        "per_role": None if role is None else role.types,
         "general_map": solved(weighted_cost(options, table, {"general": 1.0})),
         "prior_only": by_prior,
     }

@@ -18,11 +18,11 @@ from bitwright.allocator.terms import Terms, name_rule, solve_within, without_fo
 from bitwright.damage.pricing import DamageTable
 from bitwright.errors import BudgetError, ConfigError
 
-__all__ = ["CandidateLayout", "between", "make_candidate", "predict", "propose"]
+__all__ = ["CandidateLayout", "between", "is_control", "make_candidate", "predict", "propose"]
 
 MIXED_SHARE = 0.7  # of the target, in the candidate that also looks at the other categories
 BASE_EXPONENT = 1.0
-ROLE_RULE, LAYER_RULE, UNIFORM, HONEST = "role-rule", "layer-rule", "uniform", "honest-name"
+ROLE_RULE, UNIFORM, HONEST = "role-rule", "uniform", "honest-name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class CandidateLayout:
     how: str
 
 
+def is_control(label: str) -> bool:
+    """Measured beside ours, never chosen: simpler ideas to beat, and what an honest name costs."""
+    return label in (UNIFORM, HONEST) or label.startswith(ROLE_RULE)
+
+
 def propose(
     options: OptionSet,
     tables: Mapping[float, DamageTable],
@@ -50,14 +55,16 @@ def propose(
     target: str,
     terms: Terms | None = None,
     name: str | None = None,
+    pooled: DamageTable | None = None,
 ) -> tuple[CandidateLayout, ...]:
     """Layouts worth measuring, ours first; identical ones are given once, under the first label.
 
     'target' and its variants minimise the target's damage under different exponents of the type
-    curve, 'mixed' also looks at the other categories; all keep ``terms``. 'honest-name' is the best
-    that may carry the stock name ``name``. Controls: 'role-rule' (one type per role) and
-    'uniform' (one type for all). Predictions of all come from the table of exponent 1, or the
-    one nearest to it, so that they can be compared.
+    curve, 'pooled' under the ``pooled`` table (see `damage.pooling`), 'mixed' also looks at the
+    other categories; all keep ``terms``. 'honest-name' is the best that may carry the stock name
+    ``name``. Controls: 'role-rule' (one type per role), once per way of weighing above, of which
+    the one that measures best is the control; and 'uniform' (one type for all). Predictions of
+    all come from the table of exponent 1, or the one nearest to it, so that they can be compared.
 
     Raises:
         BudgetError: no layout fits, or none keeps the terms.
@@ -75,10 +82,11 @@ def propose(
     terms = terms or Terms()
     room = budget_bytes - options.fixed_bytes
     found: dict[tuple[tuple[str, str], ...], CandidateLayout] = {}
+    weighings = _weighings(options, tables, base, target, pooled)
     variants = [
-        _ours(options, tables, base, room, target, terms),
+        _ours(options, tables[base], weighings, room, terms),
         _named(options, tables[base], room, target, terms, name),
-        _controls(options, tables[base], room, target),
+        _controls(options, weighings, room),
     ]
     for label, choice, how in (one for variant in variants for one in variant):
         candidate = make_candidate(options, tables[base], label, choice, how)
@@ -99,27 +107,41 @@ def make_candidate(
 Variant = tuple[str, Mapping[str, str], str]
 
 
-def _ours(
+def _weighings(
     options: OptionSet,
     tables: Mapping[float, DamageTable],
     base: float,
-    room: int,
     target: str,
-    terms: Terms,
-) -> Iterator[Variant]:
-    groups = single_groups(options, terms.coherent)
+    pooled: DamageTable | None,
+) -> list[tuple[str, Cost, str]]:
+    """(label, cost, what is least) of each way to weigh the damages, the plain one first."""
+    found = []
     for exponent in sorted(tables, key=lambda e: (e != base, e)):
         label = "target" if exponent == base else f"target-exponent-{exponent:g}"
         cost = weighted_cost(options, tables[exponent], {target: 1.0})
-        how = f"least predicted {target} damage, type curve with exponent {exponent:g}"
-        found = solve_within(options, groups, cost, room, tables[base], terms)
-        yield label, found.types, _with_notes(how, found)
+        found.append((label, cost, f"{target} damage, type curve with exponent {exponent:g}"))
+    if pooled is not None:
+        cost = weighted_cost(options, pooled, {target: 1.0})
+        found.append(("pooled", cost, f"{target} damage, pooled over role, depth and categories"))
     mix = _mixed(tables[base].categories, target)
     if len(mix) > 1:
-        mixed = weighted_cost(options, tables[base], mix)
         shares = f"{MIXED_SHARE:.0%} {target}, {1 - MIXED_SHARE:.0%} the mean of the others"
-        found = solve_within(options, groups, mixed, room, tables[base], terms)
-        yield "mixed", found.types, _with_notes(f"least predicted damage of {shares}", found)
+        cost = weighted_cost(options, tables[base], mix)
+        found.append(("mixed", cost, f"damage of {shares}"))
+    return found
+
+
+def _ours(
+    options: OptionSet,
+    table: DamageTable,
+    weighings: Sequence[tuple[str, Cost, str]],
+    room: int,
+    terms: Terms,
+) -> Iterator[Variant]:
+    groups = single_groups(options, terms.coherent)
+    for label, cost, what in weighings:
+        found = solve_within(options, groups, cost, room, table, terms)
+        yield label, found.types, _with_notes(f"least predicted {what}", found)
 
 
 def _named(
@@ -145,13 +167,16 @@ def _named(
     yield HONEST, found.types, _with_notes(how, found)
 
 
-def _controls(options: OptionSet, table: DamageTable, room: int, target: str) -> Iterator[Variant]:
-    cost = weighted_cost(options, table, {target: 1.0})
-    by_role = per_role(options, cost, room)
-    if by_role is not None:
-        how = f"one type per role, least predicted {target} damage"
-        yield ROLE_RULE, by_role.types, _with_notes(how, by_role)
-    alike = uniform(options, cost, room)
+def _controls(
+    options: OptionSet, weighings: Sequence[tuple[str, Cost, str]], room: int
+) -> Iterator[Variant]:
+    for number, (label, cost, what) in enumerate(weighings):
+        by_role = per_role(options, cost, room)
+        if by_role is not None:
+            how = f"one type per role, least predicted {what}"
+            name = f"{ROLE_RULE}-{label}" if number else ROLE_RULE
+            yield name, by_role.types, _with_notes(how, by_role)
+    alike = uniform(options, weighings[0][1], room)
     if alike is not None:
         yield UNIFORM, alike[1], f"{alike[0]} for every tensor that can take it"
 

@@ -112,12 +112,8 @@ def report_entries(ctx: RunContext, plan: Plan, allocation: Allocation) -> list[
         )
     ]
     ours = allocation.candidates[allocation.ours]
-    for control in ("role-rule", "honest-name"):
-        found = allocation.candidates.get(control)
-        if found is not None:
-            entries.append(
-                FileEntry(f"{control}-task", control, "task", found.size_bytes, found.types)
-            )
+    for control, found in allocation.controls(spec.target).items():
+        entries.append(FileEntry(f"{control}-task", control, "task", found.size_bytes, found.types))
     for imatrix in ("general", "task"):
         entries.append(FileEntry(f"ours-{imatrix}", "ours", imatrix, ours.size_bytes, ours.types))
     return entries

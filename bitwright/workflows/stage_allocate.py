@@ -4,15 +4,24 @@ The additive table only proposes. What decides is the whole layout's KLD on the 
 in memory, beside upstream's own layout with the same imatrix.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bitwright.allocator.budget import parse_budget, resolve_budget
-from bitwright.allocator.candidates import HONEST, CandidateLayout, predict, propose
+from bitwright.allocator.candidates import (
+    HONEST,
+    ROLE_RULE,
+    CandidateLayout,
+    is_control,
+    predict,
+    propose,
+)
 from bitwright.allocator.terms import SideBudget, Terms, off_target_prices
 from bitwright.corpora.records import Corpus
 from bitwright.damage.damage_map import DamageMap
+from bitwright.damage.pooling import pool
 from bitwright.damage.pricing import DamageTable, price_types, types_to_pack
 from bitwright.engine.imatrix import Imatrix
 from bitwright.eval.divergence import Candidate, ScoreTable
@@ -27,8 +36,6 @@ from bitwright.workflows.stage_evaluate import Chunks, record_scores, score_on, 
 from bitwright.workflows.stage_search import Task, search
 
 EXPONENTS = (0.75, 1.0, 1.25)
-# Measured beside ours, never chosen: simpler ideas to beat, and what an honest name costs.
-CONTROLS = ("role-rule", "uniform", HONEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,18 @@ class Allocation:
     errors: Errors
     reason: str = ""
     prices: Mapping[str, float] = field(default_factory=dict)
+
+    def controls(self, target: str) -> dict[str, CandidateLayout]:
+        """The simpler layouts that ours is reported against: the role rule that measured best on
+        the target, and the best layout with an honest name; each only where there is one."""
+        found = {}
+        rules = [label for label in self.candidates if label.startswith(ROLE_RULE)]
+        if rules:
+            best = min(rules, key=lambda label: self.measured[label].get(target, math.inf))
+            found[ROLE_RULE] = self.candidates[best]
+        if HONEST in self.candidates:
+            found[HONEST] = self.candidates[HONEST]
+        return found
 
     def predicted_over_measured(self, label: str, category: str) -> float | None:
         """How far the additive table was off, None where nothing was measured."""
@@ -72,14 +91,19 @@ def allocate(
     errors = measure_errors(ctx, imatrix, imatrix_key, types_to_pack(damage_map, options.offered))
     tables = {e: price_types(damage_map, errors, options.offered, exponent=e) for e in EXPONENTS}
     terms = make_terms(ctx, plan, tables[1.0])
+    pooled_map, pooling = pool(damage_map)
+    pooled = None
+    if pooling is not None:
+        ctx.reporter.note(pooling.describe())
+        pooled = price_types(pooled_map, errors, options.offered)
     proposed = propose(
-        options, tables, plan.budget_bytes, ctx.spec.target, terms, ctx.spec.baseline
+        options, tables, plan.budget_bytes, ctx.spec.target, terms, ctx.spec.baseline, pooled
     )
     stock = stock_candidate(plan, ctx.spec.baseline, tables[1.0])
     chunks = split_chunks(ctx, corpora, "select")
     with JointMeter(ctx, chunks, imatrix, suite) as meter:
         task = Task(ctx, options, tables[1.0], terms, plan.budget_bytes, meter)
-        free = [c for c in proposed if c.label not in CONTROLS]
+        free = [c for c in proposed if not is_control(c.label)]
         found, record = search(task, free, [c for c in (*proposed, stock) if c not in free])
     return _choose(ctx, chunks, (*proposed, *found, stock), imatrix, suite, errors, record, terms)
 
@@ -137,7 +161,7 @@ def _choose(
         means = {c: mean_kld(scored.table, candidate.label, c, suite) for c in ctx.categories}
         measured[candidate.label] = {c: m for c, m in means.items() if m is not None}
     stock = candidates[-1].label
-    ours = [c.label for c in candidates[:-1] if c.label not in CONTROLS]
+    ours = [c.label for c in candidates[:-1] if not is_control(c.label)]
     broken = {
         label: broken_prices(measured[label], measured[stock], terms.prices, scored.noise_nats)
         for label in ours
