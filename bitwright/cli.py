@@ -109,6 +109,9 @@ def run(
     gpu_layers: GpuLayers = 0,
     ctx: Context = None,
     working_type: Working = None,
+    no_measure: Annotated[
+        bool, typer.Option("--no-measure", help="Damages from a shipped prior, labelled so")
+    ] = False,
     dry_run: DryRun = False,
     json_: Json = False,
     quiet: Quiet = False,
@@ -132,6 +135,7 @@ def run(
             gpu_layers=gpu_layers,
             n_ctx=ctx,
             working_type=working_type,
+            no_measure=no_measure,
         ),
         dry_run=dry_run,
         output=Output(json=json_, quiet=quiet),
@@ -456,14 +460,28 @@ def evaluate(
 
 @app.command()
 def compare(
-    results: Annotated[list[Path], typer.Argument(help="Folders of `evaluate --suite --out`")],
+    results: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of `run` (FOLDER:LABEL for another than its chosen file) or `evaluate`"
+        ),
+    ],
+    target: Annotated[
+        str, typer.Option(help="The category that should gain; else what the results say")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Keep every item's or token's difference here")
+    ] = None,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Paired differences of the first result and each of the others, task by task."""
-    from bitwright.workflows import single_evaluate
+    """Paired differences of the first result and each of the others: target gain, off-target loss.
 
-    single_evaluate.compare(results, Output(json=json_))
+    Of a single run: its chosen file against its baseline.
+    """
+    from bitwright.workflows import single_compare
+
+    single_compare.compare(results, Output(json=json_), target=target or None, out=out)
 
 
 @app.command("seed-comparison")

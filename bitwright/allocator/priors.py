@@ -17,6 +17,7 @@ from scipy.stats import spearmanr
 from bitwright.allocator.option_set import OptionSet
 from bitwright.allocator.predictions import between
 from bitwright.content import content_dir
+from bitwright.damage.damage_map import DamageMap, tidy
 from bitwright.damage.pricing import DamageTable
 from bitwright.engine.atomic import write_atomic
 from bitwright.engine.ggml_types import TYPES
@@ -200,6 +201,40 @@ def prior_table(prior: Prior, options: OptionSet) -> DamageTable:
     return DamageTable(options.tensors, types, categories, nats, SPREAD * nats, measured)
 
 
+def prior_map(prior: Prior, model: ModelFile, tensors: Sequence[str], target: str) -> DamageMap:
+    """The damage map that a prior stands in for: nothing in it is measured on this model.
+
+    One row per tensor and category, at `BASE_TYPE`, over no tokens.
+
+    Raises:
+        ConfigError: the model is of another architecture class, or the prior lacks the target.
+    """
+    require_class(prior, model)
+    _require_target(prior, target)
+    rows = []
+    for name in tensors:
+        about = {"tensor": name, "role": role(name), "layer": layer(name), "type": BASE_TYPE}
+        for category in prior.sensitivity:
+            nats = float(np.exp(_log_damage(prior, model, category, name)))
+            known = {"category": category, "span": "scored", "kld_nats": nats, "se": SPREAD * nats}
+            rows.append({**about, **known, "n_tokens": 0, "flips": 0})
+    none = dict.fromkeys(prior.sensitivity, 0)
+    return DamageMap(
+        rows=tidy(rows),
+        key=f"prior {prior.model_class}",
+        probe_type=BASE_TYPE,
+        noise_floor=dict.fromkeys(prior.sensitivity, 0.0),
+        se_method=dict.fromkeys(prior.sensitivity, "prior"),
+        n_chunks=none,
+        notes=(prior_sentence(prior),),
+    )
+
+
+def prior_sentence(prior: Prior) -> str:
+    """What every output says where a prior took the place of a damage map."""
+    return f"damages were not measured on this model, they come from {', '.join(prior.sources)}"
+
+
 def rank_correlation(prior: Prior, source: Source, category: str) -> tuple[float, int]:
     """Spearman's rank correlation of damages by prior and by map, and the number of tensors.
 
@@ -236,6 +271,30 @@ def find_prior(model: ModelFile) -> Prior | None:
     """The shipped prior of the model's class."""
     path = content_dir("allocator") / "priors" / f"{class_of(model)}.json"
     return read_prior(path) if path.is_file() else None
+
+
+def require_prior(model: ModelFile, target: str) -> Prior:
+    """The shipped prior that a run without a damage map takes.
+
+    Raises:
+        ConfigError: none is shipped for the model's class, or it lacks the target.
+    """
+    prior = find_prior(model)
+    if prior is None:
+        raise ConfigError(
+            f"no prior is shipped for models like {model.name} ({class_of(model)}): run without"
+            " --no-measure"
+        )
+    _require_target(prior, target)
+    return prior
+
+
+def _require_target(prior: Prior, target: str) -> None:
+    if target not in prior.sensitivity:
+        raise ConfigError(
+            f"the prior knows {', '.join(prior.sensitivity)}, not the target {target!r}: measure"
+            " this model, without --no-measure"
+        )
 
 
 def read_prior(path: Path) -> Prior:

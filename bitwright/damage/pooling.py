@@ -98,7 +98,9 @@ class _Data:
     @classmethod
     def read(cls, probes: pd.DataFrame, categories: Sequence[str]) -> "_Data | None":
         wide = {
-            v: probes.pivot(index="tensor", columns="category", values=v)[list(categories)]
+            v: probes.pivot(index="tensor", columns="category", values=v).reindex(
+                columns=list(categories)
+            )
             for v in ("kld_nats", "se")
         }
         whole = wide["kld_nats"].notna().all(axis=1)

@@ -8,7 +8,6 @@ from typing import Any
 from bitwright.report.extras import ReportExtras
 from bitwright.report.figures import shares_by_type
 from bitwright.report.wording import (
-    SYNTHETIC,
     categories_of,
     compared_name,
     file_name,
@@ -21,6 +20,7 @@ from bitwright.report.wording import (
     share_text,
     size_text,
     verdict_sentence,
+    warnings_of,
 )
 
 
@@ -57,8 +57,7 @@ def _opening(result: Mapping[str, Any], extras: ReportExtras, chosen: Mapping[st
         + (f", {markdown(honest)}." if honest else "."),
         markdown(verdict_sentence(result)),
     ]
-    if extras.synthetic_reference:
-        lines.append(f"> {SYNTHETIC}")
+    lines += [f"> {markdown(warning)}" for warning in warnings_of(result)]
     lines.append("It runs wherever llama.cpp runs: the file holds standard tensor types only.")
     return "\n\n".join(lines)
 

@@ -29,7 +29,6 @@ class ReportExtras:
     recipe: what a rerun needs (hashes, seed, versions). Nothing in it may be a path.
     """
 
-    synthetic_reference: bool = False
     damage_map: pd.DataFrame | None = None
     tensors: pd.DataFrame | None = None
     layouts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -16,7 +16,6 @@ from bitwright.report.figures import (
 )
 from bitwright.report.wording import (
     NO_DATA,
-    SYNTHETIC,
     categories_of,
     compared_name,
     file_name,
@@ -30,6 +29,7 @@ from bitwright.report.wording import (
     share_text,
     size_text,
     verdict_sentence,
+    warnings_of,
 )
 
 Cells = Sequence[str]
@@ -38,7 +38,7 @@ Cells = Sequence[str]
 def html_report(result: Mapping[str, Any], extras: ReportExtras) -> str:
     """The whole page. All text that comes from outside is escaped."""
     sections = (
-        _head(result, extras),
+        _head(result),
         _results(result, extras),
         _two_by_two(result),
         _price(result),
@@ -61,8 +61,8 @@ def html_report(result: Mapping[str, Any], extras: ReportExtras) -> str:
     )
 
 
-def _head(result: Mapping[str, Any], extras: ReportExtras) -> str:
-    warning = f'<p class="warn">{escape(SYNTHETIC)}</p>' if extras.synthetic_reference else ""
+def _head(result: Mapping[str, Any]) -> str:
+    warning = "".join(f'<p class="warn">{escape(one)}</p>' for one in warnings_of(result))
     budget = size_text(result["budget_bytes"])
     about = f"Model {model_name(result)} · target {result['target']} · budget {budget}"
     verdict = f'<p class="verdict">{escape(verdict_sentence(result))}</p>'

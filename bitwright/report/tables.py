@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from bitwright.report.wording import (
-    SYNTHETIC,
     categories_of,
     kld_text,
     number_text,
@@ -18,6 +17,7 @@ from bitwright.report.wording import (
     share_text,
     size_text,
     verdict_sentence,
+    warnings_of,
 )
 
 FULL_WIDTH = 124  # narrower terminals get the target's table without p99 and PPL ratio
@@ -29,7 +29,6 @@ def results_text(
     *,
     width: int | None = None,
     color: bool = False,
-    synthetic_reference: bool = False,
 ) -> str:
     """Verdict and tables of a result.json.
 
@@ -43,8 +42,8 @@ def results_text(
         highlight=False,
     )
     console.print(Text(verdict_sentence(result), style="bold"))
-    if synthetic_reference:
-        console.print(Text(SYNTHETIC, style="yellow"))
+    for warning in warnings_of(result):
+        console.print(Text(warning, style="yellow"))
     console.print(target_table(result, short=console.width < FULL_WIDTH))
     console.print(category_table(result))
     assert isinstance(console.file, io.StringIO)

@@ -12,6 +12,14 @@ SYNTHETIC = (
 )
 
 
+def warnings_of(result: Mapping[str, Any]) -> list[str]:
+    """What must stand above every figure of a result: its reference or its damages are no own."""
+    found = [SYNTHETIC] if result.get("synthetic_reference") else []
+    if result.get("not_measured"):
+        found.append(f"No damage map: {result['not_measured']}.")
+    return found
+
+
 def size_text(size_bytes: int) -> str:
     """Decimal units, four digits: ``861.2 MB``."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

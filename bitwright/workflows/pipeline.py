@@ -87,6 +87,8 @@ def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
         allocation.predicted_over_measured(allocation.ours, ctx.spec.target),
     )
     result["reason"] = allocation.reason
+    if ctx.spec.damage.mode == "prior":
+        result["not_measured"] = damage_map.notes[0]
     result["price"] = kept_prices(allocation.prices, comparison)
     described = describe_run(
         ctx, {entry.label: entry.types for entry in entries}, {chosen: name}, recipe

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bitwright.allocator.budget import parse_budget, resolve_budget
 from bitwright.allocator.ladders import ladder
 from bitwright.allocator.options import OptionSet, build_options
+from bitwright.allocator.priors import require_prior
 from bitwright.engine.atomic import check_space
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.quantized_file import predict_size
@@ -43,6 +44,8 @@ def make_plan(ctx: RunContext) -> Plan:
         ConfigError: a pin, ladder or stock type that does not exist.
     """
     check_loadable(ctx.model)
+    if ctx.spec.damage.mode == "prior":
+        require_prior(ctx.model, ctx.spec.target)
     budget = parse_budget(ctx.spec.budget)
     stock: dict[str, dict[str, str]] = {}
     stock_bytes: dict[str, int] = {}

@@ -35,12 +35,13 @@ class DamageSettings(_Strict):
     ``mode``: 'fixed' probes every tensor on all probe text; 'race' spends text on tensors whose
     type is still open at the budget, until open decisions may cost less than ``tolerance`` of the
     layout's damage. ``tokens`` (decoded, of all probes) and ``minutes`` end either early.
+    'prior' measures nothing: the shipped prior of the model's class stands in, and is named.
     ``second_probes`` measures some tensors at further types, for the type curve.
     """
 
     probe_type: str = "Q2_K"
     row_stride: Annotated[int, Field(ge=1, le=64)] = 1
-    mode: Literal["fixed", "race"] = "fixed"
+    mode: Literal["fixed", "race", "prior"] = "fixed"
     tokens: Annotated[int, Field(gt=0)] | None = None
     minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
@@ -161,7 +162,8 @@ class WorkflowSpec(_Strict):
 def load_workflow(name: str | Path) -> tuple[WorkflowSpec, str]:
     """The checked spec and the workflow's name.
 
-    Recipe paths are made absolute (against the workflow's folder); built-in names stay names.
+    Paths of recipes, suites and data are made absolute (against the workflow's folder); built-in
+    names stay names.
 
     Raises:
         ConfigError: no such workflow, not TOML, or a key or value that is not allowed.
@@ -176,7 +178,10 @@ def load_workflow(name: str | Path) -> tuple[WorkflowSpec, str]:
     except ValidationError as error:
         raise ConfigError(f"{path.name}: {first_problem(error)}") from None
     corpora = {c: _resolve(recipe, path.parent) for c, recipe in spec.corpora.items()}
-    return spec.model_copy(update={"corpora": corpora}), path.stem
+    suites = tuple(_resolve(suite, path.parent) for suite in spec.scores.suites)
+    data = str((path.parent / spec.scores.data).resolve()) if spec.scores.data else ""
+    scores = spec.scores.model_copy(update={"suites": suites, "data": data})
+    return spec.model_copy(update={"corpora": corpora, "scores": scores}), path.stem
 
 
 def _resolve(recipe: str, folder: Path) -> str:

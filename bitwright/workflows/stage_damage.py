@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bitwright.allocator.ladders import ladder
 from bitwright.allocator.options import build_options
+from bitwright.allocator.priors import prior_map, require_prior
 from bitwright.allocator.race_map import (
     Decider,
     MapSettings,
@@ -60,6 +61,8 @@ def measure_damage(
     ``budget_bytes`` is what a race decides for; a map of fixed tokens does not depend on it.
     """
     settings = ctx.spec.damage
+    if settings.mode == "prior":
+        return _from_prior(ctx)
     chunks = {c: corpora[c].split("probe") for c in ctx.categories}
     inputs = {
         "model": ctx.model.sha256(),
@@ -91,6 +94,24 @@ def measure_damage(
         files = save_damage_map(measured.damage_map, folder)
         table = export_table(measured.damage_map, folder / CSV)
         return describe_map(measured), [*files, table]
+
+    ctx.folder.stage("damage", key, compute, inputs=inputs)
+    return load_damage_map(folder), key
+
+
+def _from_prior(ctx: RunContext) -> tuple[DamageMap, str]:
+    """The shipped prior as a map, kept where a measured one would be."""
+    prior = require_prior(ctx.model, ctx.spec.target)
+    with Session(ctx.model, ctx.options) as session:
+        found = prior_map(prior, ctx.model, probed_tensors(session), ctx.spec.target)
+    ctx.reporter.stage("damage", found.notes[0])
+    folder = ctx.folder.file("damage", "map").parent
+    inputs = {"prior": asdict(prior), "model": ctx.model.sha256(), "tensors": found.tensors}
+    key = key_of("prior", inputs)
+
+    def compute() -> tuple[dict[str, Any], list[Path]]:
+        table = export_table(found, folder / CSV)
+        return {"prior": found.notes[0]}, [*save_damage_map(found, folder), table]
 
     ctx.folder.stage("damage", key, compute, inputs=inputs)
     return load_damage_map(folder), key

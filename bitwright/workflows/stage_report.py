@@ -91,7 +91,6 @@ def load_extras(folder: RunFolder, result: Mapping[str, Any]) -> ReportExtras:
     corpora = load_corpus(folder.path / "corpus")
     statistics = {c: dict(corpus.statistics).get("splits", {}) for c, corpus in corpora.items()}
     return ReportExtras(
-        synthetic_reference=bool(result.get("synthetic_reference")),
         damage_map=load_damage_map(folder.path / "damage").probe_rows,
         tensors=pd.DataFrame(
             evaluate["tensors"], columns=["tensor", "role", "layer", "n_elements"]

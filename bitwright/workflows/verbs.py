@@ -42,6 +42,7 @@ class RunChoices:
     gpu_layers: int = 0
     n_ctx: int | None = None
     working_type: str | None = None
+    no_measure: bool = False
 
 
 def run(
@@ -83,7 +84,7 @@ def run(
     finally:
         reporter.close()
     names = "\n".join(f"  {path}" for path in done.files)
-    shown = results_text(done.result, synthetic_reference=model.synthetic_reference)
+    shown = results_text(done.result)
     output.result(done.result, shown, f"Files left:\n{names}")
 
 
@@ -95,12 +96,12 @@ def report(folder: Path, output: Output) -> None:
         return
     result = load_result(folder)
     files = write_report(RunFolder(folder))
-    shown = results_text(result, synthetic_reference=bool(result.get("synthetic_reference")))
+    shown = results_text(result)
     output.result(result, shown, "\n".join(f"  {path}" for path in files))
 
 
 def overridden(spec: WorkflowSpec, choices: RunChoices) -> WorkflowSpec:
-    """The workflow with the command line's budget, seed, context and working type.
+    """The workflow with the command line's budget, seed, context, working type and --no-measure.
 
     Raises:
         ConfigError: a working type that does not exist, or a context out of range.
@@ -123,6 +124,8 @@ def overridden(spec: WorkflowSpec, choices: RunChoices) -> WorkflowSpec:
     changes: dict[str, object] = {"engine": type(spec.engine).model_validate(engine)}
     if choices.budget is not None:
         changes["budget"] = choices.budget
+    if choices.no_measure:
+        changes["damage"] = spec.damage.model_copy(update={"mode": "prior"})
     if choices.seed is not None:
         changes["seed"] = choices.seed
     if choices.prices:

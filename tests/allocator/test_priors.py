@@ -13,6 +13,7 @@ from bitwright.allocator.priors import (
     build_prior,
     class_of,
     find_prior,
+    prior_map,
     prior_table,
     rank_correlation,
     read_prior,
@@ -108,3 +109,19 @@ def test_shipped_priors_are_whole_and_of_their_class():
                    for v in c)  # fmt: skip
     assert find_prior(open_model("demo")) is not None
     assert set(find_prior(open_model("demo")).sensitivity) > set(CATEGORIES)
+
+
+def test_a_prior_stands_in_for_a_map_and_says_so(source):
+    one, options = source
+    prior = build_prior([one])
+    found = prior_map(prior, one.model, options.tensors, "code")
+    assert found.tensors == options.tensors
+    assert found.categories == tuple(prior.sensitivity)
+    assert set(found.rows["n_tokens"]) == {0}
+    assert "not measured on this model" in found.notes[0]
+    priced = prior_table(prior, options)
+    y, c = priced.types.index("Q2_K"), priced.categories.index("code")
+    rows = found.rows[found.rows["category"] == "code"].set_index("tensor")["kld_nats"]
+    np.testing.assert_allclose([rows[n] for n in priced.tensors], priced.nats[:, y, c])
+    with pytest.raises(ConfigError, match="not the target 'poetry'"):
+        prior_map(prior, one.model, options.tensors, "poetry")

@@ -66,13 +66,25 @@ def test_the_page_is_well_formed_and_asks_for_nothing() -> None:
 
 
 def test_the_verdict_is_the_first_thing_and_a_synthetic_reference_the_second() -> None:
-    seen = parsed(html_report(make_result(), make_extras(synthetic_reference=True)))
+    synthetic = make_result() | {"synthetic_reference": True}
+    seen = parsed(html_report(synthetic, make_extras()))
     first = seen.text.strip()
     assert first.startswith("Better: on code, ours, task imatrix has 0.510 times the KLD")
     assert first.index("reference is synthetic") < first.index("Results")
     assert "synthetic" not in html_report(make_result(), make_extras())
-    assert "synthetic" in results_text(make_result(), synthetic_reference=True)
-    assert "synthetic" in model_card(make_result(), make_extras(synthetic_reference=True))
+    assert "synthetic" in results_text(synthetic)
+    assert "synthetic" in model_card(synthetic, make_extras())
+
+
+def test_damages_of_a_prior_are_called_not_measured_everywhere() -> None:
+    result = make_result() | {"not_measured": "damages come from a prior of made"}
+    for text in (
+        html_report(result, make_extras()),
+        model_card(result, make_extras()),
+        results_text(result),
+    ):
+        assert "damages come from a prior of made" in text
+    assert "damages come" not in html_report(make_result(), make_extras())
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from bitwright.workflows.canary import (
     verdict_path,
 )
 from tests.tiny import tiny_gguf
+from tests.tiny_arch import tiny_arch_gguf
 from tests.workflows.conftest import Finished
 from tests.workflows.support import bitwright
 
@@ -136,3 +137,27 @@ def test_prices_names_and_side_budgets_reach_the_solver(finished: Finished, tmp_
     assert layout_run(finished, tmp_path / "e.txt").code == 2
     ran = layout_run(finished, tmp_path / "f.txt", *base, "--price", "general=0.1")
     assert "--baseline" in ran.refusal()
+
+
+def test_a_run_without_measuring_says_so_everywhere(finished: Finished, tmp_path: Path):
+    folder = tmp_path / "run"
+    ran = bitwright("run", finished.workflow, "--model", finished.model, "--out", folder,
+                    "--no-measure", "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "not measured on this model" in ran.json["not_measured"]
+    assert "not_measured" not in finished.ran.json
+    for name in ("report.html", "README.md", "damage/damage_map.json"):
+        assert "not measured on this model" in (folder / name).read_text(), name
+    assert not (folder / "damage" / "ledger.sqlite").exists()
+    assert "not measured on this model" in bitwright("report", folder).out
+
+
+def test_a_class_without_a_prior_is_refused_before_the_long_work(
+    finished: Finished, tmp_path: Path
+):
+    other = tiny_arch_gguf(tmp_path / "other.gguf", "qwen2")
+    ran = bitwright("run", finished.workflow, "--model", other, "--out", tmp_path / "run",
+                    "--no-measure", "--json")  # fmt: skip
+    assert ran.code == 1
+    assert "no prior is shipped for models like other (qwen2-dense-untied)" in ran.err
+    assert not (tmp_path / "run" / "imatrix").exists()
