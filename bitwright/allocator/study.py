@@ -8,6 +8,7 @@ way as one that ran through. Several workers on one storage share its trials; wh
 together depends on who ends first.
 """
 
+import contextlib
 import os
 import socket
 import time
@@ -26,11 +27,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bitwright.allocator.steering import Steering, main_roles
 from bitwright.damage.pricing import DamageTable
-from bitwright.errors import ConfigError
+from bitwright.errors import ConfigError, StorageError
 
 STARTUP = 8  # random points before the sampler models anything, warm starts included
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 NAMELESS_S = 10.0  # a trial without its worker's name for so long was left by a kill
+# Waits between tries while other workers hold the storage; what was measured is not lost meanwhile.
+WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 WORKER_STRIDE = 1_000_003  # between the seeds of workers that share a study
 
 Types = Mapping[str, str]
@@ -166,11 +169,12 @@ def run_study(
         for done in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             measure(dict(done.user_attrs["types"]), lambda _step, _value: None)
     ends_at = time.monotonic() + settings.minutes * 60 if settings.minutes > 0 else None
-    while True:
+
+    def step() -> bool:
         ended = len(study.get_trials(deepcopy=False, states=ENDED))
         out_of_time = ends_at is not None and time.monotonic() >= ends_at
         if out_of_time or (settings.trials > 0 and ended >= settings.trials):
-            break
+            return False
         # Other workers' trials under way: neither their start nor their random numbers again.
         others = len(study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
         study.sampler = _sampler(settings.seed + ended + WORKER_STRIDE * others)
@@ -179,7 +183,32 @@ def run_study(
         best = _one_trial(study, space, solve, measure)
         if progress is not None:
             progress(ended + 1, max(settings.trials, ended + 1), best)
+        return True
+
+    while _patiently(step, study):
+        pass
     return _result(study, name, notes)
+
+
+def _patiently(step: Callable[[], bool], study: optuna.Study) -> bool:
+    """``step``, tried again for a while when the storage is locked by other workers.
+
+    Raises:
+        StorageError: it stayed locked.
+    """
+    for wait in (*WAITS_S, None):
+        try:
+            return step()
+        except (StorageInternalError, SQLAlchemyError) as error:
+            if wait is None:
+                raise StorageError(
+                    f"the study's storage stayed locked or failed ({str(error).splitlines()[0]}):"
+                    " use a journal file (the default) or one worker; ended trials are kept"
+                ) from None
+            time.sleep(wait)
+            with contextlib.suppress(StorageInternalError, SQLAlchemyError):
+                close_own(study)
+    raise AssertionError("unreachable")
 
 
 def _one_trial(
@@ -202,7 +231,8 @@ def _one_trial(
 
         found = measure(types, report)
     except BaseException:
-        study.tell(trial, state=TrialState.FAIL)  # also when interrupted: nothing stays running
+        with contextlib.suppress(StorageInternalError, SQLAlchemyError):
+            study.tell(trial, state=TrialState.FAIL)  # also when interrupted: nothing stays running
         raise
     trial.set_user_attr("values", list(found.values))
     if found.pruned:
@@ -251,6 +281,14 @@ def close_stale(study: optuna.Study) -> int:
         # Queued by a run that was killed before it asked for it: it is queued again in its turn.
         study.tell(study.ask().number, state=TrialState.FAIL)
     return closed
+
+
+def close_own(study: optuna.Study) -> None:
+    """Close what this process left running when the storage failed in the middle of a trial."""
+    mine = f"{socket.gethostname()}:{os.getpid()}"
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if trial.user_attrs.get("worker") == mine:
+            study.tell(trial.number, state=TrialState.FAIL)
 
 
 def _runs(pid: str) -> bool:

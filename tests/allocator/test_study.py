@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,18 +13,21 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from bitwright.allocator import study as study_module
 from bitwright.allocator.steering import Steering
 from bitwright.allocator.study import (
     Measured,
     Settings,
     Variable,
+    close_own,
+    close_stale,
     make_space,
     open_storage,
     point_of,
     run_study,
     steering_of,
 )
-from bitwright.errors import ConfigError
+from bitwright.errors import ConfigError, StorageError
 from tests.allocator.tables import table
 from tests.allocator.test_steering import options as options  # the fixture
 
@@ -194,6 +199,55 @@ def test_overhead_of_a_trial_is_small(tmp_path):
 def test_a_journal_lies_where_it_should(tmp_path):
     run(tmp_path / "deep" / "s.log", trials=1)
     assert Path(tmp_path / "deep" / "s.log").is_file()
+
+
+class Lock:
+    """Another worker that holds an SQLite storage for itself, from within a trial."""
+
+    def __init__(self, path):
+        self.path, self.held = path, None
+
+    def measure(self, types, report):
+        found = measure(types, report)
+        if self.held is None and found.values[0] > 0:
+            self.held = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            self.held.execute("BEGIN EXCLUSIVE")
+            self.on_held()
+        return found
+
+    def on_held(self):
+        pass
+
+
+def run_locked(path, lock, trials=4):
+    # No waiting inside SQLite itself: what is tested is ours.
+    url = f"sqlite:///{path}?timeout=0.05"
+    return run_study(Settings(trials, 0.0, 7, url), SPACE, "f" * 20, [], solve, lock.measure)
+
+
+def test_a_locked_storage_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_module, "WAITS_S", (0.2,) * 10)
+    lock = Lock(tmp_path / "s.db")
+    lock.on_held = lambda: threading.Timer(0.5, lambda: lock.held.rollback()).start()
+    found = run_locked(tmp_path / "s.db", lock)
+    assert len(found.trials) == 4
+    assert seen(found) == seen(run_locked(tmp_path / "other.db", Unlocked()))
+
+
+def test_a_storage_that_stays_locked_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_module, "WAITS_S", (0.01, 0.02))
+    lock = Lock(tmp_path / "s.db")
+    with pytest.raises(StorageError, match=r"journal file .* or one worker; ended trials are kept"):
+        run_locked(tmp_path / "s.db", lock)
+    lock.held.rollback()
+    study = optuna.load_study(study_name=None, storage=open_storage(f"sqlite:///{tmp_path}/s.db"))
+    assert close_stale(study) == 0  # this process still runs: its trial is its own to close
+    close_own(study)
+    assert not [t for t in study.trials if t.state == TrialState.RUNNING]
+
+
+class Unlocked:
+    measure = staticmethod(measure)
 
 
 @pytest.mark.slow
