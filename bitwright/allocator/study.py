@@ -36,6 +36,11 @@ NAMELESS_S = 10.0  # a trial without its worker's name for so long was left by a
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 WORKER_STRIDE = 1_000_003  # between the seeds of workers that share a study
 
+SHARED_NOTE = (
+    "the study's storage may be shared: with several workers its trials depend on who ends first and"
+    " are not reproducible, but the layout that is chosen builds the same file again"
+)
+
 Types = Mapping[str, str]
 Params = Mapping[str, float]
 ReportChunk = Callable[[int, float], None]
@@ -165,7 +170,9 @@ def run_study(
     if stale:
         notes.append(f"{stale} trial(s) that a killed run had begun were closed")
     starts = [*warm, *earlier]
-    if "://" not in settings.storage:  # one worker: what it measured is at hand, and sets the bar
+    if "://" in settings.storage:
+        notes.append(SHARED_NOTE)
+    else:  # one worker: what it measured is at hand, and sets the bar
         for done in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             measure(dict(done.user_attrs["types"]), lambda _step, _value: None)
     ends_at = time.monotonic() + settings.minutes * 60 if settings.minutes > 0 else None

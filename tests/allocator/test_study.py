@@ -231,6 +231,7 @@ def test_a_locked_storage_is_waited_for(tmp_path, monkeypatch):
     lock.on_held = lambda: threading.Timer(0.5, lambda: lock.held.rollback()).start()
     found = run_locked(tmp_path / "s.db", lock)
     assert len(found.trials) == 4
+    assert any("not reproducible" in note for note in found.notes)
     assert seen(found) == seen(run_locked(tmp_path / "other.db", Unlocked()))
 
 
