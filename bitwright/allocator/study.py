@@ -37,8 +37,8 @@ WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 WORKER_STRIDE = 1_000_003  # between the seeds of workers that share a study
 
 SHARED_NOTE = (
-    "the study's storage may be shared: with several workers its trials depend on who ends first and"
-    " are not reproducible, but the layout that is chosen builds the same file again"
+    "the study's storage may be shared: with several workers its trials depend on who ends first"
+    " and are not reproducible, but the layout that is chosen builds the same file again"
 )
 
 Types = Mapping[str, str]
