@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bitwright.allocator.option_set import OptionSet
-from bitwright.allocator.racing import LEVEL, RaceLimits, RaceResult, Standing, race
+from bitwright.allocator.racing import (
+    LEVEL,
+    RaceLimits,
+    RaceResult,
+    Standing,
+    decide,
+    open_by_curve,
+    race,
+)
 from bitwright.allocator.solver import Problem
 from bitwright.corpora.records import Chunk
 from bitwright.damage.collect import blocks_of, build_map, failed_pairs, known_probes
@@ -171,9 +179,7 @@ def measure_racing(
     def standing() -> Standing:
         used = rounds[: len(measured)]
         damage_map = _map(probing, [*pairs, *more], used, settings)
-        known = set(damage_map.tensors)
-        offered = {n: t for n, t in options.offered.items() if n in known}
-        table = price_types(damage_map, prices, offered)
+        table = price_types(damage_map, prices, _known_only(options.offered, damage_map))
         problem = byte_problem(options, table, decider.target, decider.room)
         low, high = _factors(probing, [(t, kinds[t]) for t in tensors], used, decider.target)
         return Standing(problem, low, high)
@@ -182,6 +188,11 @@ def measure_racing(
     result = race(tensors, costs, measure, standing, settings.limits)
     found = _map(probing, [*pairs, *more], rounds[: result.rounds], settings)
     tokens = result.tokens + extra
+    table = price_types(found, prices, _known_only(options.offered, found))
+    problem = byte_problem(options, table, decider.target, decider.room)
+    ones = np.ones(len(problem.tensors))
+    decisions = decide(Standing(problem, ones, ones))
+    result = replace(result, by_curve=open_by_curve(problem, decisions, spreads(problem, table)))
     return MeasuredMap(replace(found, notes=(*found.notes, race_note(result))), result, tokens)
 
 
@@ -191,11 +202,38 @@ def race_note(result: RaceResult) -> str:
     names = ", ".join(name for name, _ in result.undecided[:5])
     more = f" and {len(result.undecided) - 5} more" if len(result.undecided) > 5 else ""
     open_text = f": {names}{more}" if names else ""
+    curve_loss = sum(loss for _, loss in result.by_curve)
+    curve_text = (
+        f"; {len(result.by_curve)} depend on the type curve, up to {curve_loss:.2g} nats, which"
+        " only probes at further types decide"
+        if result.by_curve
+        else ""
+    )
     return (
         f"racing used {result.tokens:,} of {result.tokens_all:,} tokens in {result.rounds} rounds "
         f"({result.reason}); {len(result.undecided)} tensors undecided, which could cost up to "
         f"{result.possible_loss:.2g} nats ({part:.1%} of the layout's damage){open_text}"
+        f"{curve_text}"
     )
+
+
+def spreads(problem: Problem, table: DamageTable) -> np.ndarray:
+    """Standard deviation of the logarithm of each option's price, as the type curve has it (n,)."""
+    rows = {name: i for i, name in enumerate(table.tensors)}
+    columns = {name: i for i, name in enumerate(table.types)}
+
+    def one(name: str, kind: str) -> float:
+        if name not in rows or kind not in columns or table.measured[rows[name], columns[kind]]:
+            return 0.0
+        return table.curve.log_spread(kind)
+
+    pairs = zip((problem.tensors[i] for i in problem.owner), problem.types, strict=True)
+    return np.array([one(*pair) for pair in pairs])
+
+
+def _known_only(offered: Offered, damage_map: DamageMap) -> dict[str, Sequence[str]]:
+    known = set(damage_map.tensors)
+    return {name: types for name, types in offered.items() if name in known}
 
 
 def byte_problem(options: OptionSet, table: DamageTable, target: str, room: int) -> Problem:

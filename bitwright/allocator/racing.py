@@ -20,6 +20,7 @@ Flags = NDArray[np.bool_]
 
 LEVEL = 0.9  # of the intervals that decide
 TOLERANCE = 0.02  # of the layout's predicted damage: what all open decisions may cost together
+CURVE_SIGMAS = 1.64  # either way: the same level for prices from the type curve
 PRICE_GAP = 1e-9  # relative: how closely the price of a byte is found
 
 
@@ -74,8 +75,9 @@ class RaceResult:
     """How it ended.
 
     undecided: tensors whose type is open, the dearest first, with their possible loss in nats;
-    those within the tolerance are included. reason: why it stopped. tokens: spent;
-    tokens_all: what all tensors on all text would have cost.
+    those within the tolerance are included. by_curve: the same for tensors whose type depends on
+    the type curve, which more text for their probe does not decide. reason: why it stopped.
+    tokens: spent; tokens_all: what all tensors on all text would have cost.
     """
 
     undecided: tuple[tuple[str, float], ...]
@@ -87,6 +89,7 @@ class RaceResult:
     elapsed_s: float
     stable: bool
     reason: str
+    by_curve: tuple[tuple[str, float], ...] = ()
 
 
 def byte_price(problem: Problem) -> float:
@@ -146,6 +149,27 @@ def decide(standing: Standing) -> Decisions:
         regret = np.maximum(regret, mine - value)
         changes |= best != chosen
     return Decisions(chosen, changes, regret, float(problem.cost[chosen].sum()), price)
+
+
+def open_by_curve(
+    problem: Problem, decisions: Decisions, spread: Floats
+) -> tuple[tuple[str, float], ...]:
+    """Tensors that another option could suit better if the type curve erred, the dearest first.
+
+    ``spread`` (n,): standard deviation of the logarithm of each option's price, 0 where it was
+    measured. Each other option is taken at the low end of its interval against the chosen one at
+    the high end of its own; the loss in nats is an upper end, as that of `undecided` is.
+    """
+    far = CURVE_SIGMAS * spread
+    chosen, owner = decisions.chosen, problem.owner
+    bytes_nats = decisions.price * problem.size_bytes
+    mine = (problem.cost * np.exp(far) + bytes_nats)[chosen]
+    loss = mine[owner] - (problem.cost * np.exp(-far) + bytes_nats)
+    loss[chosen] = 0.0
+    starts = np.searchsorted(owner, np.arange(len(problem.tensors)))
+    worst = np.maximum.reduceat(loss, starts)
+    found = [(n, float(x)) for n, x in zip(problem.tensors, worst, strict=True) if x > 0]
+    return tuple(sorted(found, key=lambda one: -one[1]))
 
 
 def worth_measuring(decisions: Decisions, tolerance: float) -> Flags:

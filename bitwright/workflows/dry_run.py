@@ -1,5 +1,6 @@
 """--dry-run: stages, what is done already, exact sizes, and an estimate of the time."""
 
+import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.corpora.recipe import load_recipe
+from bitwright.damage.second_probes import SHARE
 from bitwright.engine.session import Session
 from bitwright.eval.suite import load_suite
 from bitwright.report.wording import SYNTHETIC
@@ -16,12 +18,15 @@ from bitwright.workflows.pipeline import report_entries, score_report
 from bitwright.workflows.preflight import Plan
 from bitwright.workflows.progress import Silent, clock
 from bitwright.workflows.run_folder import NotDone, RunFolder
+from bitwright.workflows.spec import DamageSettings
 from bitwright.workflows.stage_allocate import allocate
 from bitwright.workflows.stage_corpus import build_corpora
 from bitwright.workflows.stage_damage import measure_damage
 from bitwright.workflows.stage_imatrix import collect_imatrices, describe_mix
 
-CANDIDATES = 7  # about as many layouts as are proposed, with upstream's
+CANDIDATES = 9  # about as many layouts as are proposed, with upstream's
+PARTIAL = 0.65  # of a whole pass: what exact partial passes take (benchmarks/damage_map.py)
+FILES = 7  # on the report split, with the reference and without rivals
 
 
 def describe_plan(ctx: RunContext, plan: Plan) -> tuple[dict[str, Any], str]:
@@ -92,12 +97,28 @@ def count_passes(ctx: RunContext, plan: Plan) -> dict[str, int]:
     total = {
         split: sum(c[split] for c in chunks.values()) for split in ("probe", "select", "report")
     }
+    spec, on_target = ctx.spec, chunks[ctx.spec.target]
+    searched = spec.search.rounds + spec.search.swaps + spec.study.trials
     return {
         "imatrix": sum(chunks[c]["calibrate"] for c in mixed),
-        "damage": total["probe"] * (len(plan.options.offered) + 1),
-        "select": total["select"] * (CANDIDATES + 1),
-        "evaluate": total["report"] * (7 + len(ctx.spec.rivals)),
+        "damage": count_probes(spec.damage, on_target["probe"], total["probe"], plan, len(chunks)),
+        # Proposals and controls on all of select; what a search adds, on the target's part.
+        "select": total["select"] * (CANDIDATES + 1) + on_target["select"] * searched,
+        "evaluate": total["report"] * (FILES + len(spec.rivals)),
     }
+
+
+def count_probes(
+    settings: DamageSettings, on_target: int, in_all: int, plan: Plan, categories: int
+) -> int:
+    """The damage map in whole passes, at most: second probes by their cap, a race as if nothing
+    was decided before the text ends."""
+    if settings.mode == "prior":
+        return 0
+    tensors = len(plan.options.offered)
+    chunks = in_all if settings.mode == "fixed" else categories + on_target - 1
+    second = int(SHARE * tensors) * categories if settings.second_probes else 0
+    return math.ceil(PARTIAL * (chunks * (tensors + 1) + second))
 
 
 def _text(ctx: RunContext, plan: Plan, facts: dict[str, Any], estimate_s: dict[str, float]) -> str:

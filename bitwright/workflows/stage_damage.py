@@ -204,6 +204,7 @@ def describe_map(measured: MeasuredMap) -> dict[str, Any]:
             "possible_loss_nats": ended.possible_loss,
             "predicted_nats": ended.predicted,
             "undecided": [list(one) for one in ended.undecided],
+            "undecided_by_curve": [list(one) for one in ended.by_curve],
         },
     }
 

@@ -84,6 +84,7 @@ def test_a_race_measures_all_once_and_some_more(
     assert found.race.tokens < found.race.tokens_all
     assert set(found.damage_map.tensors) == set(probed_tensors(session))
     assert any("tensors undecided, which could cost up to" in n for n in found.damage_map.notes)
+    assert {name for name, _ in found.race.by_curve} <= set(decider.options.tensors)
     assert max(len(types) for types in found.damage_map.types().values()) > 1
     assert found.damage_map.curve["n_pairs"]
     code = found.damage_map.probe_rows

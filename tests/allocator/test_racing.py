@@ -12,6 +12,7 @@ from bitwright.allocator.racing import (
     Standing,
     byte_price,
     decide,
+    open_by_curve,
     race,
     worth_measuring,
 )
@@ -165,3 +166,26 @@ def test_only_what_matters_is_measured_on() -> None:
     regret = np.array([1e-6, 0.5, 1e-6, 0.3])
     decisions = Decisions(np.zeros(4, np.int64), np.ones(4, bool), regret, 1.0, 0.1)
     assert list(worth_measuring(decisions, 0.02)) == [False, True, False, True]
+
+
+def test_what_the_type_curve_leaves_open_is_named_with_its_loss() -> None:
+    problem = problem_of(np.array([1.0, 1.0, 8.0]), np.array([10_000] * 3), 15_000)
+    ones = np.ones(3)
+    decisions = decide(Standing(problem, ones, ones))
+    exact = np.zeros(len(problem.types))
+    assert open_by_curve(problem, decisions, exact) == ()
+    # Only the third tensor's prices are doubtful, and widely so.
+    doubtful = np.where(problem.owner == 2, 1.5, 0.0)
+    doubtful[problem.owner == 2] *= problem.cost[problem.owner == 2] < 8.0  # its probe is measured
+    found = open_by_curve(problem, decisions, doubtful)
+    assert [name for name, _ in found] == ["t2"]
+    # The loss: the chosen type as bad as its interval allows against the best other as good.
+    mine = problem.owner == 2
+    far = np.exp(1.64 * doubtful[mine])
+    price = decisions.price * problem.size_bytes[mine]
+    chosen = decisions.chosen[2] - np.flatnonzero(mine)[0]
+    other = np.delete(problem.cost[mine] / far + price, chosen).min()
+    assert found[0][1] == pytest.approx((problem.cost[mine] * far + price)[chosen] - other)
+    # A little doubt on every price opens fewer decisions than a lot.
+    little, lot = (open_by_curve(problem, decisions, np.full(18, s)) for s in (0.01, 1.5))
+    assert len(little) <= len(lot) == 3
