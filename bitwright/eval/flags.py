@@ -20,11 +20,22 @@ def flags_of(result: TaskResult) -> list[str]:
     verdicts = Counter(outcome.verdict for outcome in result.outcomes)
     if verdicts["too_long"]:
         out.append(f"{result.name}: {verdicts['too_long']} of {n} prompts do not fit the context")
-    cut = sum(o.truncated for o in result.outcomes) - verdicts["too_long"]
-    if cut > 0:
+    if cut_prompts := result.notes.get("cut_prompts"):
+        out.append(
+            f"{result.name}: {cut_prompts:.0f} requests did not fit the context and lost their "
+            "beginning"
+        )
+    cut = sum(o.truncated and o.verdict != "too_long" for o in result.outcomes)
+    if cut:
         out.append(f"{result.name}: {cut} of {n} answers were cut by the token limit")
-    if result.notes.get("call_rate") == 0:
+    rate = result.notes.get("call_rate_when_relevant")
+    if rate == 0:
         out.append(f"{result.name}: the model called no function at all (call rate 0)")
+    if rate is None and "irrelevance" in result.notes:
+        out.append(
+            f"{result.name}: irrelevance without a call rate says nothing: a model that never "
+            "calls is right on all of it; score a task whose items need calls in the same suite"
+        )
     summary = result.summary()
     value, se = summary["value"], summary["se"]
     if result.chance is not None and isinstance(value, float):

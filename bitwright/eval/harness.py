@@ -62,6 +62,7 @@ class BitwrightLM(TemplateLM):  # type: ignore[misc]
         self.seed = int(seed)
         self.too_long = too_long
         self.n_cut = 0
+        self.truncated: set[str] = set()  # prompts whose answers had to stop early
 
     @property
     def eot_token_id(self) -> int:
@@ -146,7 +147,7 @@ class BitwrightLM(TemplateLM):  # type: ignore[misc]
             until = [str(stop) for stop in kwargs["until"] or () if stop]
             number = repeats.get(context, 0)
             repeats[context] = number + 1
-            room = min(int(kwargs["max_gen_toks"]), self.max_length - 1)
+            room = int(kwargs["max_gen_toks"])
             prompts.append(
                 Prompt(
                     self._prompt_ids(context, room),
@@ -164,17 +165,26 @@ class BitwrightLM(TemplateLM):  # type: ignore[misc]
             out.append(text)
             self.cache_hook.add_partial("generate_until", request.args, text)
         cut = sum(answer.truncated for answer in found)
+        self.truncated.update(
+            request.args[0]
+            for request, answer in zip(requests, found, strict=True)
+            if answer.truncated
+        )
         if cut:
             _log.warning("%d of %d answers were cut by the token limit", cut, len(found))
         self._tell()
         return out
 
     def _prompt_ids(self, context: str, room: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """The whole prompt where it fits; the answer then has what is left of the context.
+
+        Otherwise its end, with room for the answer, but never less than half of the context.
+        """
         ids = self.scorer.encode(context)
-        most = self.max_length - room
-        if len(ids) <= most:
+        if len(ids) < self.max_length:
             return ids
         self._count(len(ids) + room)
+        most = self.max_length - min(room, self.max_length // 2)
         # BOS stays in front: a model that wants it answers nonsense without it.
         bos = self.scorer.tokenizer.bos_id
         head = ids[:1] if len(ids) and ids[0] == bos and most > 1 else ids[:0]

@@ -19,7 +19,7 @@ from bitwright.errors import InputError
 
 CORRECT = "correct"
 METRICS_VERSION = 1  # 2026-11-29: first suites
-LOWER_IS_BETTER = frozenset({"nats_per_token", "bits_per_byte"})
+LOWER_IS_BETTER = frozenset({"nats_per_token", "bits_per_byte", "kld_nats"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """A task's outcomes with what is needed to read them; `chance` None where there is none."""
+    """A task's outcomes with what is needed to read them; `chance` None where there is none.
+
+    `settings`: how it was asked (token limit, stop strings, examples), the same for two files that
+    are compared.
+    """
 
     name: str
     category: str
@@ -53,6 +57,7 @@ class TaskResult:
     chance: float | None = None
     notes: Mapping[str, float | str] = field(default_factory=dict)
     first_ids: tuple[int, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     def summary(self) -> dict[str, object]:
         """The fields of the result: category, metric, value, se, n, chance."""
@@ -109,6 +114,7 @@ def save_results(results: Sequence[TaskResult], folder: Path, facts: Mapping[str
             **r.summary(),
             "notes": dict(r.notes),
             "first_prompt_ids": list(r.first_ids),
+            "settings": dict(r.settings),
         }
         for r in results
     ]
@@ -140,6 +146,7 @@ def load_results(folder: Path) -> tuple[list[TaskResult], dict[str, Any]]:
                     task["chance"],
                     task["notes"],
                     tuple(task["first_prompt_ids"]),
+                    task.get("settings", {}),
                 )
             )
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:

@@ -7,7 +7,7 @@ shares of the difference. p-values are corrected over the tasks by Holm's step-d
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from zlib import crc32
 
@@ -32,7 +32,8 @@ class Difference:
     """b minus a on one task, with its 95 % interval.
 
     ``p_holm`` is ``p`` corrected over all compared tasks. ``smallest_visible``: the difference
-    that a test at 5 % would have found 4 times in 5, given how much the items disagree.
+    that a test at 5 % would have found 4 times in 5, given how much the items disagree. Bounds and
+    it are None where too few items or documents leave them unknown. ``details``: further numbers.
     """
 
     category: str
@@ -40,13 +41,18 @@ class Difference:
     a: float
     b: float
     difference: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     p: float
     p_holm: float
     n: int
-    smallest_visible: float
+    smallest_visible: float | None
     verdict: Verdict
+    details: Mapping[str, object] = field(default_factory=dict)
+
+    def with_details(self, more: Mapping[str, object]) -> "Difference":
+        """The same with further numbers."""
+        return replace(self, details={**self.details, **more})
 
     def as_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -63,6 +69,7 @@ class Difference:
             "n": self.n,
             "smallest_visible": self.smallest_visible,
             "verdict": self.verdict,
+            **self.details,
         }
 
 
@@ -84,6 +91,11 @@ def compare_results(
         raise InputError(
             "the two results have no task with items in common: evaluate both with the same suite"
         )
+    return judged(found)
+
+
+def judged(found: Mapping[str, Difference]) -> dict[str, Difference]:
+    """The differences with Holm's correction over all of them, and the verdict it leaves."""
     corrected = holm([d.p for d in found.values()])
     return {
         name: replace(d, p_holm=p, verdict=_verdict(d, p))
@@ -104,6 +116,12 @@ def check_same_items(a: TaskResult, b: TaskResult) -> None:
         )
     if a.metric != b.metric:
         raise InputError(f"{a.name}: one result is {a.metric}, the other {b.metric}")
+    for name in a.settings.keys() & b.settings.keys():
+        if a.settings[name] != b.settings[name]:
+            raise InputError(
+                f"{a.name}: one file was asked with {name} {a.settings[name]!r}, the other with "
+                f"{b.settings[name]!r}; evaluate both with the same suite"
+            )
     for left, right in zip(a.outcomes, b.outcomes, strict=True):
         if left.prompt_sha256 != right.prompt_sha256:
             raise InputError(
@@ -144,8 +162,9 @@ def _difference(a: TaskResult, b: TaskResult, seed: int) -> Difference:
         p=p,
         p_holm=p,
         n=n,
-        smallest_visible=smallest_visible(delta, weights),
+        smallest_visible=smallest_visible(delta, weights, share=binary),
         verdict="no difference shown",
+        details=changes(va, vb) if binary else {},
     )
 
 
@@ -154,6 +173,11 @@ def _verdict(d: Difference, p_holm: float) -> Verdict:
         return "no difference shown"
     higher_is_better = d.metric not in LOWER_IS_BETTER
     return "better" if (d.difference > 0) == higher_is_better else "worse"
+
+
+def changes(a: FloatArray, b: FloatArray) -> dict[str, object]:
+    """How many items only the second has right, and how many only the first."""
+    return {"gained": int((b > a).sum()), "lost": int((b < a).sum())}
 
 
 def mcnemar(a: FloatArray, b: FloatArray) -> float:
@@ -191,16 +215,21 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def smallest_visible(delta: FloatArray, weights: FloatArray) -> float:
+def smallest_visible(
+    delta: FloatArray, weights: FloatArray, *, share: bool = False
+) -> float | None:
     """The true difference that a two-sided 5 % test finds with 80 % probability.
 
-    Where no item differs, the share of differing items is taken at the upper end of what n items
-    allow (the rule of three), so that two equal files still say what n could have seen.
+    Where no item's share of right answers differs, the share of items that do is taken at the upper
+    end of what n items allow (the rule of three), so that two equal files still say what n could
+    have seen. None for a single item.
     """
     n, total = len(delta), float(weights.sum())
+    if n < 2:
+        return None
     _, se = ratio_and_error(delta, weights)
     if not se:
-        se = math.sqrt(3 / n) / math.sqrt(n) if (weights == 1).all() else 0.0
+        se = math.sqrt(3 / n) / math.sqrt(n) if share else 0.0
     factor = float(norm.ppf(1 - ALPHA / 2) + norm.ppf(POWER))
     return factor * se if total > 0 else 0.0
 
@@ -215,7 +244,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return out
 
 
-def by_category(differences: Mapping[str, Difference], target: str) -> dict[str, list[str]]:
+def by_category(differences: Mapping[str, Difference], target: str | None) -> dict[str, list[str]]:
     """Task names of the target category, and of the others: one page, target first."""
     names: dict[str, list[str]] = {"target": [], "off_target": []}
     for name, difference in differences.items():

@@ -149,7 +149,21 @@ def paired_difference(
         InputError: the two were not scored on the same tokens.
     """
     check_same_tokens(a, b)
-    sums = document_sums(a.document, np.stack([a.kld - b.kld, np.ones(a.n_tokens)], 1))
+    return document_difference(
+        a.kld - b.kld, a.document, rng, resamples=resamples, confidence=confidence
+    )
+
+
+def document_difference(
+    delta: FloatArray,
+    document: NDArray[np.int32],
+    rng: np.random.Generator,
+    *,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """Mean of per-token differences (n_tokens,), with its interval over documents."""
+    sums = document_sums(document, np.stack([delta, np.ones(len(delta))], 1))
     if len(sums) == 0:
         return Interval(None, None, None, 0)
     difference, tokens = sums.sum(axis=0).tolist()

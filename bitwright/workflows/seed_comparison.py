@@ -31,11 +31,8 @@ from bitwright.workflows.output import Output
 from bitwright.workflows.progress import Reporter
 from bitwright.workflows.run_folder import RunFolder, key_of, versions
 from bitwright.workflows.single import ModelChoice
-from bitwright.workflows.single_evaluate import (
-    SuiteChoice,
-    calibration_texts,
-    difference_lines,
-)
+from bitwright.workflows.single_compare import difference_lines
+from bitwright.workflows.single_evaluate import SuiteChoice, calibration_texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Scores of files: distance from the reference on a corpus, tasks of a suite, comparisons."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,25 +9,41 @@ from typing import Any
 from bitwright.corpora.leaks import corpus_texts
 from bitwright.corpora.records import SPLITS
 from bitwright.corpora.store import load_corpus
+from bitwright.engine.atomic import write_atomic
 from bitwright.engine.decoder import DecoderOptions
 from bitwright.engine.model_file import ModelFile, open_model
-from bitwright.engine.session import Session
+from bitwright.engine.session import Session, SessionOptions
 from bitwright.engine.tokenizer import Tokenizer
 from bitwright.errors import ConfigError, InputError
+from bitwright.eval.divergence import Chunks, ScoreTable, document_ids
 from bitwright.eval.files import score_file
 from bitwright.eval.flags import failures_of, flags_of
-from bitwright.eval.outcome import TaskResult, load_results, save_results
-from bitwright.eval.pairing import Difference, compare_results
+from bitwright.eval.harness_needs import data_checks, harness_checks
+from bitwright.eval.outcome import TaskResult, save_results
 from bitwright.eval.run_suite import SuiteOptions, run_suite
 from bitwright.eval.sandbox import Limits, doctor, require_sandbox
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.scores import scores_of
 from bitwright.eval.suite import load_suite
 from bitwright.eval.task_suite import TaskSuite, load_task_suite
+from bitwright.eval.tokens import save_tables
 from bitwright.report.wording import kld_text, share_text
 from bitwright.workflows.output import Output
-from bitwright.workflows.run_folder import METRICS_VERSION, RunFolder, key_of, versions
+from bitwright.workflows.run_folder import (
+    METRICS_VERSION,
+    RunFolder,
+    chunks_sha256,
+    key_of,
+    versions,
+)
+from bitwright.workflows.run_scores import STAGE, save_texts
 from bitwright.workflows.single import ModelChoice, fitting, matching_corpora, tell
+
+DOCTOR_PARTS = {
+    "code": "To run code that a model writes (suite code):",
+    "lm_eval": "For tasks of lm-eval (suites chat and math):",
+    "data": "Data that packages bring; --data FOLDER does it too:",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,7 @@ def evaluate(
     key = key_of(model.sha256(), "file", options.n_ctx, METRICS_VERSION)
     reporter = output.reporter()
     reporter.stage("evaluate", ", ".join(other.name for other in others))
-    rows, text = [], []
+    rows, text, tables = [], [], []
     try:
         with Session(model, options) as session:
             for path, other in zip(files, others, strict=True):
@@ -77,13 +94,51 @@ def evaluate(
                     key=key,
                     progress=reporter.step,
                 )
+                tables.append(table)
                 scores = scores_of(table, label, suite)
                 rows.append({"label": label, "size_bytes": other.size_bytes, "scores": scores})
                 text += [_score_line(label, c, s) for c, s in scores.items()]
     finally:
         reporter.close()
     facts = {"reference": model.path.name, "split": split, "files": rows}
+    if out is not None:
+        _keep_tables(RunFolder.open(out), model, options, chunks, tables, facts)
     tell(output, model, facts, "\n".join(text))
+
+
+def _keep_tables(
+    folder: RunFolder,
+    model: ModelFile,
+    options: SessionOptions,
+    chunks: Chunks,
+    tables: Sequence[ScoreTable],
+    facts: Mapping[str, object],
+) -> None:
+    """What `bitwright compare` reads, in the form that a run leaves."""
+    engine = {"n_ctx": options.n_ctx, "gpu_layers": options.gpu_layers, "working_type": "file"}
+    hashes = {category: chunks_sha256(found) for category, found in chunks.items()}
+    labels = [label for table in tables for label in table.labels]
+    inputs = {
+        "model": model.sha256(),
+        "engine": engine,
+        "metrics": METRICS_VERSION,
+        "chunks": hashes,
+        "layouts": dict.fromkeys(labels, ""),
+    }
+    key = key_of("evaluate", inputs, versions()["llama-cpp-python"], facts)
+
+    def compute() -> tuple[dict[str, object], list[Path]]:
+        paths = [save_texts(folder, {c: document_ids(found) for c, found in chunks.items()})]
+        for number, table in enumerate(tables):
+            path = folder.file("report", "scores", f"{number}.npz")
+            (label,) = table.labels
+            save_tables([table.table(label, c) for c in table.categories], path, key)
+            paths.append(path)
+        return {}, paths
+
+    folder.stage(STAGE, key, compute, inputs=inputs)
+    result = {"schema": 1, "kind": "divergence", **facts}
+    write_atomic(folder.file("result.json"), json.dumps(result, indent=1, allow_nan=False).encode())
 
 
 def _score_line(label: str, category: str, scores: Mapping[str, Any]) -> str:
@@ -114,11 +169,11 @@ def evaluate_suite(
         for model in models:
             reporter.stage("evaluate", f"{model.path.name}, suite {suite.name}")
             results = _run(choice, model, tasks, suite, reporter.step)
-            facts = suite_facts(suite.name, results)
             flags = [flag for result in results for flag in flags_of(result)]
+            facts = {**suite_facts(suite.name, results), "flags": flags}
             if out is not None:
                 folder = out if len(models) == 1 else out / model.path.stem
-                _save(folder, model, facts, results, flags)
+                _save(folder, model, facts, results)
             shown[model.path.name] = facts
             lines += [f"{model.path.name}, suite {suite.name}", *_lines(results), *flags]
             for flag in flags if output.json else ():
@@ -149,7 +204,8 @@ def _run(
 ) -> list[TaskResult]:
     options = DecoderOptions(threads=choice.options.threads, gpu_layers=choice.options.gpu_layers)
     with Scorer(model, options) as scorer:
-        calibration = calibration_texts(suite.calibration, scorer.tokenizer)
+        paths = (*suite.calibration, *own_run(model))
+        calibration = calibration_texts(paths, scorer.tokenizer)
         return run_suite(
             scorer,
             tasks,
@@ -158,6 +214,12 @@ def _run(
             allow_overlap=suite.allow_overlap,
             progress=step,
         )
+
+
+def own_run(model: ModelFile) -> tuple[Path, ...]:
+    """The run folder that a file lies in, whose corpora have shaped it; none for other files."""
+    folder = model.path.parent
+    return (folder,) if (folder / "corpus" / "corpus.json").is_file() else ()
 
 
 def calibration_texts(paths: Sequence[Path], tokenizer: Tokenizer) -> dict[str, str]:
@@ -191,16 +253,16 @@ def _save(
     model: ModelFile,
     facts: Mapping[str, object],
     results: Sequence[TaskResult],
-    flags: Sequence[str],
 ) -> None:
     opened = RunFolder.open(folder).path
+    target = model.meta("bitwright.target")
     record = {
         **facts,
         "model": model.path.name,
         "model_sha256": model.sha256(),
         "size_bytes": model.size_bytes,
         "versions": versions(),
-        "flags": list(flags),
+        **({} if target is None else {"target": str(target)}),
     }
     save_results(results, opened, record)
 
@@ -225,46 +287,21 @@ def _lines(results: Sequence[TaskResult]) -> list[str]:
     return out
 
 
-def compare(folders: Sequence[Path], output: Output) -> None:
-    """Result folders against the first one, paired item by item."""
-    if len(folders) < 2:
-        raise ConfigError("compare needs two result folders or more; the first is the baseline")
-    first, *others = [load_results(folder) for folder in folders]
-    pages: list[dict[str, object]] = []
-    lines: list[str] = []
-    for folder, other in zip(folders[1:], others, strict=True):
-        found = compare_results(first[0], other[0])
-        pages.append(
-            {
-                "a": first[1].get("model", folders[0].name),
-                "b": other[1].get("model", folder.name),
-                "tasks": {name: d.as_dict() for name, d in found.items()},
-            }
-        )
-        lines += [f"{pages[-1]['b']} against {pages[-1]['a']} (b - a):", *difference_lines(found)]
-    data = pages[0] if len(pages) == 1 else {"comparisons": pages}
-    output.result(data, "\n".join(lines))
-
-
-def difference_lines(found: Mapping[str, Difference]) -> list[str]:
-    """One line per task for a person to read."""
-    return [
-        f"  {name:<16} {d.category:<13} {d.difference:+.4f} [{d.low:+.4f}, {d.high:+.4f}]  "
-        f"p {d.p:.3f}, Holm {d.p_holm:.3f}  n {d.n}  {d.verdict} (smallest visible "
-        f"{d.smallest_visible:.4f})"
-        for name, d in found.items()
-    ]
-
-
 def show_doctor(output: Output) -> None:
-    """What executing code needs, and whether it is here."""
-    checks = doctor()
-    lines = [
-        f"{'ok     ' if check.ok else 'missing'}  {check.what}"
-        + ("" if check.ok else f": {check.advice}")
-        for check in checks
-    ]
-    ready = all(check.ok for check in checks)
+    """What executing code and lm-eval's tasks need, and whether it is here."""
+    found = {"code": doctor(), "lm_eval": harness_checks(), "data": data_checks()}
+    ready = all(check.ok for check in found["code"])
+    lines = []
+    for part, title in DOCTOR_PARTS.items():
+        lines.append(title)
+        lines += [
+            f"  {'ok     ' if check.ok else 'missing'}  {check.what}"
+            + ("" if check.ok else f": {check.advice}")
+            for check in found[part]
+        ]
     lines.append("code can be executed" if ready else "code cannot be executed here")
-    facts = [{"what": c.what, "ok": c.ok, "advice": "" if c.ok else c.advice} for c in checks]
-    output.result({"ready": ready, "checks": facts}, "\n".join(lines))
+    facts = {
+        part: [{"what": c.what, "ok": c.ok, "advice": "" if c.ok else c.advice} for c in checks]
+        for part, checks in found.items()
+    }
+    output.result({"ready": ready, "checks": facts.pop("code"), **facts}, "\n".join(lines))

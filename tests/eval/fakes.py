@@ -41,6 +41,7 @@ class FakeSession:
 
     def __init__(self, *, die_after: int | None = None) -> None:
         self.n_vocab = VOCAB
+        self.threads = 1
         self.noise = 0.0
         self.forwards = 0
         self.applied: list[str] = []

