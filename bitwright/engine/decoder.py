@@ -126,12 +126,15 @@ class Decoder:
             size = -n
         raise EngineError(f"llama.cpp could not give the text of token {token_id}")
 
-    def rows(self, tokens: Tokens, first: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    def rows(
+        self, tokens: Tokens, first: int, slot: int | None = None
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Logits of positions first … n-1, in blocks of (position of the block, view (k, n_vocab)).
 
-        Row i predicts tokens[i+1]. A view is overwritten by the next block.
+        Row i predicts tokens[i+1]. A view is overwritten by the next block. ``slot`` None takes the
+        one that holds the longest prefix.
         """
-        slot = self.best_slot(tokens)
+        slot = self.best_slot(tokens) if slot is None else slot
         start = self.reuse(slot, tokens, first)
         for begin, end in _cuts(start, len(tokens), self.n_batch):
             wanted = min(end - begin, max(0, end - first))

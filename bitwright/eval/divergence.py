@@ -84,6 +84,27 @@ class ScoreTable:
         )
 
 
+class KeptReferences:
+    """One session's probabilities of blocks, kept while they fit a memory cap.
+
+    A search scores layout after layout on the same blocks: each reference is then made once.
+    """
+
+    def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
+        self.memory_bytes = memory_bytes
+        self._held: dict[str, list[Reference]] = {}
+
+    def get(self, block: Block) -> list[Reference] | None:
+        """What was kept of the block, one reference per chunk."""
+        return self._held.get(block.key)
+
+    def keep(self, block: Block, references: list[Reference]) -> None:
+        """Keep them if there is room."""
+        others = [r for key, many in self._held.items() if key != block.key for r in many]
+        if sum(r.size_bytes for r in (*others, *references)) <= self.memory_bytes:
+            self._held[block.key] = references
+
+
 def score_layouts(
     session: Session,
     candidates: Sequence[Candidate],
@@ -93,12 +114,14 @@ def score_layouts(
     store: Path | None = None,
     key: str = "",
     progress: Progress | None = None,
+    kept: KeptReferences | None = None,
 ) -> ScoreTable:
     """Score each layout against the session's own model on the chunks of each category.
 
     ``store`` is a folder for finished parts; ``key`` names what decides the reference's logits
     (model, engine settings) and must be given with it. ``progress(done, total, label)`` counts
-    forward passes. The session ends restored.
+    forward passes. ``kept``: references of earlier calls with the same session. The session ends
+    restored.
 
     Raises:
         ConfigError: two candidates share a label.
@@ -117,6 +140,7 @@ def score_layouts(
             store=store,
             key=key,
             progress=progress,
+            kept=kept,
         )
     finally:
         session.restore_all()
@@ -131,6 +155,7 @@ def score_subjects(
     store: Path | None,
     key: str,
     progress: Progress | None,
+    kept: KeptReferences | None = None,
 ) -> ScoreTable:
     """The loop over blocks that layouts and files share; see score_layouts."""
     labels = tuple(s.label for s in subjects)
@@ -141,7 +166,9 @@ def score_subjects(
     counter = _Counter(sum(len(b.chunks) for b in blocks) * (len(subjects) + 1), progress)
     parts: dict[tuple[str, str], list[TokenTable]] = {}
     for block in blocks:
-        for table in _score_block(session, subjects, block, documents, store, key, counter):
+        for table in _score_block(
+            session, subjects, block, documents, store, key, counter, kept or KeptReferences(0)
+        ):
             parts.setdefault((table.label, table.category), []).append(table)
     tables = {
         (label, category): concatenate(parts[label, category])
@@ -232,6 +259,7 @@ def _score_block(
     store: Path | None,
     key: str,
     counter: _Counter,
+    kept: KeptReferences,
 ) -> list[TokenTable]:
     """Token tables of every subject on one block: from the store, or measured and stored."""
     paths = {s.label: _part_path(store, s, block, key) for s in subjects}
@@ -241,14 +269,17 @@ def _score_block(
         if loaded is not None:
             found[label] = loaded
     missing = [s for s in subjects if s.label not in found]
-    references: list[Reference] = []
+    references = kept.get(block) or []
+    spared = len(found) + (not missing or bool(references))
     session.restore_all()
-    for chunk in block.chunks if missing else ():
+    for chunk in block.chunks if missing and not references else ():
         references.append(
             make_reference(forward(session, chunk), chunk.targets(), threads=session.threads)
         )
         counter.advance(1, "reference")
-    counter.advance(len(block.chunks) * (len(found) + (not missing)), "from the run folder")
+    if missing:
+        kept.keep(block, references)
+    counter.advance(len(block.chunks) * spared, "from the run folder")
     for subject in missing:
         tables = _measure(subject, block, references, documents, counter)
         path = paths[subject.label]

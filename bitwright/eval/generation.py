@@ -73,8 +73,12 @@ def generate(
     prompts: Sequence[Prompt],
     *,
     progress: Callable[[int, int], None] | None = None,
+    on_start: Callable[[int, int], None] | None = None,
 ) -> list[Generation]:
     """One generation per prompt, in their order.
+
+    ``on_start(index, slot)`` is called when a prompt is about to be decoded in a slot, for what
+    else is asked about it there.
 
     Prompts that start alike are run after one another, so their common start is decoded once for
     each slot. A prompt that leaves no room for a token is `too_long`; nothing is cut from it.
@@ -94,6 +98,8 @@ def generate(
                 continue
             slot = decoder.best_slot(answer.prompt.tokens, free)
             free.remove(slot)
+            if on_start is not None:
+                on_start(answer.index, slot)
             _take(decoder, answer, _choose(answer, _prefill(decoder, slot, answer.prompt.tokens)))
             active[slot] = answer
         active = {slot: a for slot, a in active.items() if not _finished(a, out)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from bitwright.errors import ConfigError
 from bitwright.eval.tool_formats import Call
 from bitwright.eval.tool_match import Gold
 
+T = TypeVar("T")
 WINDOW_CHARS = 800
 IRRELEVANT_OF_20 = (0, 7, 13)  # 15 % of the items, as in the generators
 
@@ -128,8 +130,17 @@ BUILTIN: Mapping[str, Callable[[int, np.random.Generator], list[Item]]] = {
 }
 
 
-def spread(items: Sequence[Item], limit: int) -> list[Item]:
+def spread(items: Sequence[T], limit: int) -> list[T]:
     """`limit` items, evenly spread over all of them; all for 0."""
     if not limit or limit >= len(items):
         return list(items)
     return [items[i * len(items) // limit] for i in range(limit)]
+
+
+def halved(items: Sequence[T], half: int) -> list[T]:
+    """The first or second of two fixed halves without order in their choice; all for 0."""
+    if not half:
+        return list(items)
+    order = np.random.default_rng(len(items)).permutation(len(items))
+    middle = len(items) // 2
+    return [items[i] for i in sorted(order[:middle] if half == 1 else order[middle:])]

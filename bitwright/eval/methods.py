@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bitwright.eval.generation import Generation, Prompt
 from bitwright.eval.items import Item
 from bitwright.eval.outcome import CORRECT, Outcome, ids_sha256
-from bitwright.eval.scorer import Progress, Scorer
+from bitwright.eval.scorer import Pair, Progress, Score, Scorer
 from bitwright.eval.task_suite import TaskSpec
 from bitwright.eval.tool_formats import Call, Parsed, format_of, parse_calls, write_calls
 from bitwright.eval.tool_match import judge, names_match
@@ -23,12 +23,13 @@ _NUMBER = re.compile(r"####\s*(-?\d[\d,]*(?:\.\d+)?)")
 
 @dataclass(slots=True)
 class Bench:
-    """A scorer with what tasks of one suite share: prompts, and answers already generated."""
+    """A scorer with what tasks of one suite share: answers and scores that are known already."""
 
     scorer: Scorer
     form: str
     progress: Progress | None = None
     answers: dict[tuple[bytes, int, tuple[str, ...]], Generation] = field(default_factory=dict)
+    scores: dict[tuple[bytes, bytes], Score] = field(default_factory=dict)
 
     @staticmethod
     def over(scorer: Scorer, progress: Progress | None = None) -> "Bench":
@@ -43,11 +44,29 @@ class Bench:
 
     def generate(self, prompts: Sequence[Prompt]) -> list[Generation]:
         """Answers; a prompt that another task has asked is not asked again."""
-        keys = [(p.tokens.tobytes(), p.max_tokens, p.stops) for p in prompts]
+        keys = [answer_key(prompt) for prompt in prompts]
         new = {key: p for key, p in zip(keys, prompts, strict=True) if key not in self.answers}
         found = self.scorer.generate(list(new.values()), self.progress)
         self.answers.update(zip(new, found, strict=True))
         return [self.answers[key] for key in keys]
+
+    def score(self, requests: Sequence[Pair]) -> list[Score]:
+        """Scores; a request that was asked before is not asked again."""
+        keys = [score_key(pair) for pair in requests]
+        new = {key: p for key, p in zip(keys, requests, strict=True) if key not in self.scores}
+        found = self.scorer.score(list(new.values()), self.progress)
+        self.scores.update(zip(new, found, strict=True))
+        return [self.scores[key] for key in keys]
+
+
+def answer_key(prompt: Prompt) -> tuple[bytes, int, tuple[str, ...]]:
+    """What decides a greedy answer."""
+    return prompt.tokens.tobytes(), prompt.max_tokens, prompt.stops
+
+
+def score_key(pair: Pair) -> tuple[bytes, bytes]:
+    """What decides a score."""
+    return pair[0].tobytes(), pair[1].tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +82,16 @@ class Asked:
 def ask(bench: Bench, spec: TaskSpec, items: Sequence[Item]) -> list[Asked]:
     """Greedy answers to all items."""
     prompts = [bench.prompt(item) for item in items]
-    answers = bench.generate([Prompt(ids, spec.max_tokens, spec.stops) for _, ids in prompts])
+    answers = bench.generate([task_prompt(spec, ids) for _, ids in prompts])
     return [
         Asked(item, text, ids, answer)
         for item, (text, ids), answer in zip(items, prompts, answers, strict=True)
     ]
+
+
+def task_prompt(spec: TaskSpec, ids: Tokens) -> Prompt:
+    """How a task asks for an answer."""
+    return Prompt(ids, spec.max_tokens, spec.stops)
 
 
 def answered(spec: TaskSpec, asked: Asked, verdict: str, right: bool, expected: str) -> Outcome:
@@ -90,7 +114,8 @@ def tool_exact(bench: Bench, spec: TaskSpec, items: Sequence[Item]) -> list[Outc
     out = []
     for asked in ask(bench, spec, items):
         verdict = call_verdict(asked, bench.form)
-        expected = write_calls(list(asked.item.calls), bench.form)
+        calls = list(asked.item.calls)
+        expected = write_calls(calls, bench.form) if calls else ""
         out.append(answered(spec, asked, verdict, verdict == CORRECT, expected))
     return out
 
@@ -128,13 +153,15 @@ def tool_choice(bench: Bench, spec: TaskSpec, items: Sequence[Item]) -> list[Out
 
     The names are compared with their closing quote, so a name that starts another is no shorter.
     """
-    chosen = [item for item in items if len(item.tools) > 1 and len(item.calls) == 1]
+    chosen = [item for item in items if has_choice(item)]
     prompts = [bench.prompt(item) for item in chosen]
-    requests: list[tuple[Tokens, Tokens]] = []
-    for item, (text, _) in zip(chosen, prompts, strict=True):
-        for name in tool_names(item):
-            requests.append(_choice_pair(bench, text, name))
-    scores = bench.scorer.score(requests, bench.progress)
+    scores = bench.score(
+        [
+            pair
+            for item, (text, _) in zip(chosen, prompts, strict=True)
+            for pair in choice_pairs(bench, item, text)
+        ]
+    )
     out, at = [], 0
     for item, (text, ids) in zip(chosen, prompts, strict=True):
         names = tool_names(item)
@@ -158,6 +185,16 @@ def tool_choice(bench: Bench, spec: TaskSpec, items: Sequence[Item]) -> list[Out
     return out
 
 
+def has_choice(item: Item) -> bool:
+    """Whether one of several tools is right."""
+    return len(item.tools) > 1 and len(item.calls) == 1
+
+
+def choice_pairs(bench: Bench, item: Item, prompt: str) -> list[Pair]:
+    """One request for each offered tool."""
+    return [_choice_pair(bench, prompt, name) for name in tool_names(item)]
+
+
 def tool_names(item: Item) -> list[str]:
     """Names of the offered tools, in order."""
     names = []
@@ -168,7 +205,7 @@ def tool_names(item: Item) -> list[str]:
     return names
 
 
-def _choice_pair(bench: Bench, prompt: str, name: str) -> tuple[Tokens, Tokens]:
+def _choice_pair(bench: Bench, prompt: str, name: str) -> Pair:
     whole = write_calls([Call(name, {})], bench.form)
     begin = whole.index(name)
     end = begin + len(name) + 1  # with the quote or bracket that ends the name
@@ -181,10 +218,9 @@ def tool_nats(bench: Bench, spec: TaskSpec, items: Sequence[Item]) -> list[Outco
     prompts = [bench.prompt(item) for item in chosen]
     texts = [write_calls(list(item.calls), bench.form) for item in chosen]
     pairs = [
-        bench.scorer.encode_pair(prompt, text)
-        for (prompt, _), text in zip(prompts, texts, strict=True)
+        call_pair(bench, item, prompt) for item, (prompt, _) in zip(chosen, prompts, strict=True)
     ]
-    scores = bench.scorer.score(pairs, bench.progress)
+    scores = bench.score(pairs)
     return [
         Outcome(
             spec.name,
@@ -201,6 +237,11 @@ def tool_nats(bench: Bench, spec: TaskSpec, items: Sequence[Item]) -> list[Outco
             chosen, prompts, texts, pairs, scores, strict=True
         )
     ]
+
+
+def call_pair(bench: Bench, item: Item, prompt: str) -> Pair:
+    """The request for the right call."""
+    return bench.scorer.encode_pair(prompt, write_calls(list(item.calls), bench.form))
 
 
 def number(bench: Bench, spec: TaskSpec, items: Sequence[Item]) -> list[Outcome]:

@@ -1,7 +1,7 @@
 """Runs the tasks of a suite on one model file: items → outcomes → results with their flags."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +10,14 @@ from bitwright.corpora.leaks import Overlap, overlap
 from bitwright.errors import ConfigError, InputError
 from bitwright.eval.bfcl import bfcl_items
 from bitwright.eval.code_tasks import code, code_items
-from bitwright.eval.harness_tasks import run_harness_task
-from bitwright.eval.items import Item, builtin_items, spread
+from bitwright.eval.harness_tasks import load_harness_task, run_harness_task
+from bitwright.eval.items import Item, builtin_items, halved, spread
 from bitwright.eval.methods import METHODS, Bench
 from bitwright.eval.outcome import CORRECT, Outcome, TaskResult
 from bitwright.eval.sandbox import Limits
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSpec, TaskSuite
+from bitwright.eval.together import ask_together
 
 Progress = Callable[[int, int, str], None]
 MOST_NAMED = 5  # overlapping items in a message
@@ -40,23 +41,29 @@ def load_items(spec: TaskSpec, options: SuiteOptions) -> list[Item]:
     kind, where = spec.source_parts
     limit = min(filter(None, (spec.limit, options.limit)), default=0)
     if kind == "builtin":
-        return builtin_items(where, limit, spec.seed)
+        wanted = 2 * limit if spec.half else limit
+        return halved(builtin_items(where, wanted, spec.seed), spec.half)
     if kind == "bfcl":
-        return spread(bfcl_items(where, options.data), limit)
+        return spread(halved(bfcl_items(where, options.data), spec.half), limit)
     if kind == "hub":
-        return spread(code_items(spec, options.data), limit)
+        return spread(halved(code_items(spec, options.data), spec.half), limit)
     raise ConfigError(f"{spec.name}: source {spec.source!r} goes with method 'lm_eval' only")
 
 
+def item_texts(items: Sequence[Item]) -> dict[str, str]:
+    """Item → its own text."""
+    return {item.id: item.own_text() for item in items}
+
+
 def check_overlap(
-    items: Mapping[str, Sequence[Item]], documents: Mapping[str, str], *, allow: bool
+    items: Mapping[str, Mapping[str, str]], documents: Mapping[str, str], *, allow: bool
 ) -> tuple[Overlap, ...]:
-    """Items of which a fifth or more of the 13-grams stands in the calibration text.
+    """Items (task → item → text) of which a fifth of the 13-grams stands in the calibration text.
 
     Raises:
         InputError: there are some, and they are not allowed; the message names them.
     """
-    texts = {f"{task}/{item.id}": item.own_text() for task, many in items.items() for item in many}
+    texts = {f"{task}/{item}": text for task, many in items.items() for item, text in many.items()}
     found = overlap(documents, texts)
     if found and not allow:
         named = "; ".join(f"{o.text} in {o.document} ({o.share:.0%})" for o in found[:MOST_NAMED])
@@ -81,20 +88,50 @@ def run_suite(
     items = {
         spec.name: load_items(spec, options) for spec in suite.tasks if spec.method != "lm_eval"
     }
+    harness = {
+        spec.name: load_harness_task(spec, options.data, options.limit)
+        for spec in suite.tasks
+        if spec.method == "lm_eval"
+    }
     if calibration:
-        check_overlap(items, calibration, allow=allow_overlap)
-    _refuse_code(suite, options)
+        texts = {name: item_texts(many) for name, many in items.items()}
+        texts |= {name: loaded.texts() for name, loaded in harness.items()}
+        check_overlap(texts, calibration, allow=allow_overlap)
+    refuse_code(suite.tasks, options)
     bench = Bench.over(scorer)
+    if progress is not None:
+        bench.progress = _named(progress, "tool prompts")
+    ask_together(bench, [(spec, items[spec.name]) for spec in suite.tasks if spec.name in items])
     results = []
     for spec in suite.tasks:
         if progress is not None:
             progress(0, 1, spec.name)
             bench.progress = _named(progress, spec.name)
         if spec.method == "lm_eval":
-            results.append(run_harness_task(scorer, spec, options.data, options.limit))
+            results.append(run_harness_task(scorer, harness[spec.name]))
         else:
             results.append(run_task(bench, spec, items[spec.name], options))
-    return results
+    return with_call_rate(results)
+
+
+def with_call_rate(results: Sequence[TaskResult]) -> list[TaskResult]:
+    """Irrelevance never stands without the call rate, taken from all whole-call items."""
+    called = [
+        outcome.verdict != "no_call"
+        for result in results
+        if result.metric == "exact_call"
+        for outcome in result.outcomes
+        if outcome.expected
+    ]
+    if not called:
+        return list(results)
+    rate = float(np.mean(called))
+    return [
+        replace(result, notes={**result.notes, "call_rate_when_relevant": rate})
+        if "irrelevance" in result.notes and "call_rate_when_relevant" not in result.notes
+        else result
+        for result in results
+    ]
 
 
 def run_task(
@@ -114,7 +151,11 @@ def run_task(
         chance = float(np.mean([1 / len(used[o.item].tools) for o in outcomes]))
     ids = _first_ids(bench, items)
     notes = _call_notes(outcomes, used) if spec.method == "tool_exact" else {}
-    return TaskResult(spec.name, spec.category, metric, tuple(outcomes), chance, notes, ids)
+    settings = {**spec.settings(), "form": bench.form} if items and items[0].tools else {}
+    return TaskResult(
+        *(spec.name, spec.category, metric, tuple(outcomes), chance, notes, ids),
+        settings=settings or spec.settings(),
+    )
 
 
 def _named(progress: Progress, name: str) -> Callable[[int, int], None]:
@@ -124,8 +165,9 @@ def _named(progress: Progress, name: str) -> Callable[[int, int], None]:
     return step
 
 
-def _refuse_code(suite: TaskSuite, options: SuiteOptions) -> None:
-    names = [spec.name for spec in suite.tasks if spec.method == "code"]
+def refuse_code(tasks: Sequence[TaskSpec], options: SuiteOptions) -> None:
+    """Raise ConfigError for tasks that run code where that is not allowed."""
+    names = [spec.name for spec in tasks if spec.method == "code"]
     if names and options.sandbox is None:
         raise ConfigError(
             f"{', '.join(names)}: these tasks run code that the model writes; allow it with "

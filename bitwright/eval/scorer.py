@@ -19,6 +19,7 @@ from bitwright.errors import InputError
 from bitwright.eval.generation import Generation, Prompt, generate
 
 Tokens = NDArray[np.int32]
+Pair = tuple[Tokens, Tokens]  # context and continuation
 Progress = Callable[[int, int], None]
 ROW_BLOCK = 32  # rows in float64 at one time
 MEMO_ROWS = 64
@@ -110,12 +111,16 @@ class Scorer:
         )
 
     def score(
-        self, requests: Sequence[tuple[Tokens, Tokens]], progress: Progress | None = None
+        self,
+        requests: Sequence[Pair],
+        progress: Progress | None = None,
+        slot: int | None = None,
     ) -> list[Score]:
         """Scores of (context, continuation) ids, in their order.
 
         Requests that start alike are scored after one another, so that the common start is decoded
-        once; requests that differ in the last token only share one forward pass.
+        once; requests that differ in the last token only share one forward pass. ``slot``: the one
+        to decode in, None for any.
         """
         out = [TOO_LONG] * len(requests)
         inputs = [np.concatenate(pair)[:-1].astype(np.int32) for pair in requests]
@@ -127,14 +132,16 @@ class Scorer:
         for _, group in groupby(sorted(range(len(requests)), key=key), key):
             members = list(group)
             done += len(members)
-            scores = self._score_group(inputs[members[0]], [requests[i][1] for i in members])
+            scores = self._score_group(inputs[members[0]], [requests[i][1] for i in members], slot)
             for i, score in zip(members, scores, strict=True):
                 out[i] = score
             if progress is not None:
                 progress(done, len(requests))
         return out
 
-    def _score_group(self, tokens: Tokens, continuations: Sequence[Tokens]) -> list[Score]:
+    def _score_group(
+        self, tokens: Tokens, continuations: Sequence[Tokens], slot: int | None
+    ) -> list[Score]:
         """Continuations of one length that share every token but their last."""
         n = len(continuations[0])
         if n == 0:
@@ -146,7 +153,7 @@ class Scorer:
             raise InputError("a continuation needs at least one token before it")
         logprobs = np.empty((len(continuations), n))
         greedy = np.ones(len(continuations), np.bool_)
-        for at, view in self.decoder.rows(tokens, first):
+        for at, view in self.decoder.rows(tokens, first, slot):
             span = slice(at - first, at - first + len(view))
             targets = np.stack([c[span] for c in continuations])
             found, top = target_logprobs(view, targets)
@@ -179,6 +186,23 @@ class Scorer:
     ) -> list[Generation]:
         """Answers, in the prompts' order (see generation.py)."""
         return generate(self.decoder, prompts, progress=progress)
+
+    def generate_and_score(
+        self,
+        prompts: Sequence[Prompt],
+        requests: Sequence[Sequence[Pair]],
+        progress: Progress | None = None,
+    ) -> tuple[list[Generation], list[list[Score]]]:
+        """Answers, and scores of each prompt's requests, with the prompt decoded once for both.
+
+        The requests of a prompt start with its ids; the results are those of `score`.
+        """
+        scores: list[list[Score]] = [[TOO_LONG] * len(many) for many in requests]
+
+        def ask(index: int, slot: int) -> None:
+            scores[index] = self.score(requests[index], slot=slot)
+
+        return generate(self.decoder, prompts, progress=progress, on_start=ask), scores
 
     def close(self) -> None:
         """Free the model and the template's process; a second call does nothing."""

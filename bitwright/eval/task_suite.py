@@ -25,7 +25,9 @@ class TaskSpec(_Strict):
 
     ``source`` is ``builtin:CATEGORY``, ``bfcl:CATEGORY``, ``hub:OWNER/NAME[/CONFIG]#SPLIT`` or
     ``lm_eval:TASK``. ``file`` names the JSON Lines file that holds the same rows when a data folder
-    is given. ``limit`` 0 takes every item. ``chance``: what guessing scores, where it is known.
+    is given. ``shots``: solved examples before the question (lm-eval). ``limit`` 0 takes every
+    item. ``half`` 1 or 2: one of two fixed halves of the items, which have none in common; 0: all.
+    ``chance``: what guessing scores, where it is known.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]+$")]
@@ -35,6 +37,7 @@ class TaskSpec(_Strict):
     file: str = ""
     limit: Annotated[int, Field(ge=0)] = 0
     seed: Annotated[int, Field(ge=0)] = 1001
+    half: Literal[0, 1, 2] = 0
     shots: Annotated[int, Field(ge=0, le=64)] = 0
     max_tokens: Annotated[int, Field(ge=1)] = 512
     stops: tuple[str, ...] = ()
@@ -48,6 +51,15 @@ class TaskSpec(_Strict):
         if kind not in SOURCES or not rest:
             raise ValueError(f"{source!r} is none of {', '.join(f'{s}:…' for s in SOURCES)}")
         return source
+
+    def settings(self) -> dict[str, object]:
+        """How the task is asked: what must be the same for two files that are compared."""
+        return {
+            "method": self.method,
+            "shots": self.shots,
+            "max_tokens": self.max_tokens,
+            "stops": list(self.stops),
+        }
 
     @property
     def source_parts(self) -> tuple[str, str]:
