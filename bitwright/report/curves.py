@@ -12,20 +12,26 @@ LEFT, TOP, WIDTH, HEIGHT = 60, 16, 560, 280
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A point of a curve: bits per weight, value, and what a pointer over it says."""
+    """A point of a curve: bits per weight, value, what a pointer over it says, and its interval."""
 
     bpw: float
     value: float
     title: str
+    ends: tuple[float, float] | None = None
 
 
-def curves(series: Mapping[str, Sequence[Mark]], y_name: str, *, log: bool = False) -> str:
-    """An SVG figure, one coloured line per category; an empty text without points."""
+def curves(
+    series: Mapping[str, Sequence[Mark]], y_name: str, *, log: bool = False, joined: bool = True
+) -> str:
+    """An SVG figure, one colour per category; an empty text without points.
+
+    ``joined``: lines between the points of a category.
+    """
     points = [m for marks in series.values() for m in marks if not log or m.value > 0]
     if not points:
         return ""
     x_low, x_high = min(m.bpw for m in points), max(m.bpw for m in points)
-    values = [_scaled(m.value, log) for m in points]
+    values = [_scaled(v, log) for m in points for v in (m.value, *(m.ends or ()))]
     y_low, y_high = min(values), max(values)
 
     def x(bpw: float) -> float:
@@ -40,7 +46,16 @@ def curves(series: Mapping[str, Sequence[Mark]], y_name: str, *, log: bool = Fal
         shown = sorted((m for m in marks if not log or m.value > 0), key=lambda m: m.bpw)
         color = COLORS[k % len(COLORS)]
         line = " ".join(f"{x(m.bpw):.1f},{y(m.value):.1f}" for m in shown)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+        if joined:
+            parts.append(
+                f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="1.5"/>'
+            )
+        parts += [
+            f'<path d="M{x(m.bpw):.1f},{y(m.ends[0]):.1f}V{y(m.ends[1]):.1f}" stroke="{color}" '
+            'stroke-opacity="0.45"/>'
+            for m in shown
+            if m.ends is not None
+        ]
         parts += [
             f'<circle cx="{x(m.bpw):.1f}" cy="{y(m.value):.1f}" r="4" fill="{color}">'
             f"<title>{escape(m.title)}</title></circle>"

@@ -5,8 +5,11 @@ under every threshold, and every round is recorded.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from bitwright.allocator.option_set import OptionSet
 from bitwright.allocator.variants import (
@@ -26,15 +29,17 @@ from bitwright.allocator.variants import (
 from bitwright.corpora.records import Corpus
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.packing import Packer
+from bitwright.engine.session import Session
 from bitwright.errors import BudgetError
-from bitwright.eval.divergence import Candidate
+from bitwright.eval.divergence import Candidate, KeptReferences, score_layouts
 from bitwright.eval.scores import category_rng
 from bitwright.eval.statistics import Interval
 from bitwright.eval.suite import load_suite
 from bitwright.eval.thresholds import state_of
 from bitwright.workflows.context import RunContext
-from bitwright.workflows.stage_evaluate import report_options, score_on, split_chunks
-from bitwright.workflows.stage_ladders import Ladders, kld_interval
+from bitwright.workflows.run_folder import METRICS_VERSION, chunks_sha256, key_of
+from bitwright.workflows.stage_evaluate import report_options, split_chunks
+from bitwright.workflows.stage_ladders import RESAMPLES, Ladders, kld_interval
 
 Steps = dict[str, str]  # group → step
 Joint = dict[str, Interval]  # category → KLD of the whole layout
@@ -50,34 +55,84 @@ class Builds:
     tightrope: Mapping[str, Any]
 
 
-@dataclass(slots=True)
 class Meter:
-    """Measures whole layouts on the select split; each under its own label in the run folder."""
+    """Measures whole layouts on the select split, each once; a context manager.
 
-    ctx: RunContext
-    corpora: Mapping[str, Corpus]
-    packer: Packer
-    imatrix: Imatrix
-    thresholds_nats: Mapping[str, float]
-    rounds: list[dict[str, Any]] = field(default_factory=list)
+    The model is loaded at the first layout that the run folder does not hold, and its references
+    are made once for all layouts.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        corpora: Mapping[str, Corpus],
+        packer: Packer,
+        imatrix: Imatrix,
+        thresholds_nats: Mapping[str, float],
+    ) -> None:
+        self.ctx, self.packer, self.imatrix_sha256 = ctx, packer, imatrix.sha256()
+        self.thresholds_nats = thresholds_nats
+        self.rounds: list[dict[str, Any]] = []
+        self.chunks = split_chunks(ctx, corpora, "select")
+        self.key = key_of("reference", ctx.model.sha256(), ctx.engine_key(), METRICS_VERSION)
+        self.known: dict[str, Joint] = {}  # by layout
+        self.stack = ExitStack()
+        self.session: Session | None = None
+        self.kept = KeptReferences()
 
     def measure(self, label: str, types: Mapping[str, str]) -> Joint:
         """KLD of each category with its interval."""
-        candidate = Candidate(label, types, self.packer, self.imatrix.sha256())
-        chunks = split_chunks(self.ctx, self.corpora, "select")
-        scored = score_on(self.ctx, f"joint/{label}", [candidate], chunks, report_options(self.ctx))
-        suite = load_suite("divergence")
-        return {
-            c: kld_interval(
-                scored.table.table(label, c).select(suite.category(c).codes()),
-                category_rng(suite, c),
-            )
-            for c in self.thresholds_nats
-        }
+        layout = key_of(dict(types), self.imatrix_sha256)
+        if layout not in self.known:
+            self.known[layout] = self._measured(label, types, layout)
+        return self.known[layout]
 
     def unsafe(self, joint: Joint) -> list[str]:
         """Categories not shown under their threshold."""
         return [c for c, t in self.thresholds_nats.items() if state_of(joint[c], t) != "under"]
+
+    def _measured(self, label: str, types: Mapping[str, str], layout: str) -> Joint:
+        candidate = Candidate(label, types, self.packer, self.imatrix_sha256)
+        inputs = {
+            "reference": self.key,
+            "chunks": {c: chunks_sha256(found) for c, found in self.chunks.items()},
+            "layout": layout,
+            "resamples": RESAMPLES,
+        }
+
+        def compute() -> tuple[dict[str, Any], list[Path]]:
+            scored = score_layouts(
+                self._open(), [candidate], self.chunks, kept=self.kept, progress=self._step
+            )
+            suite = load_suite("divergence")
+            found = {
+                c: kld_interval(
+                    scored.table(label, c).select(suite.category(c).codes()),
+                    category_rng(suite, c),
+                )
+                for c in self.chunks
+            }
+            return {c: interval.as_dict() for c, interval in found.items()}, []
+
+        stage = f"joint/{label}"
+        found = self.ctx.folder.stage(stage, key_of("joint", inputs), compute, inputs=inputs)
+        return {c: Interval(**found[c]) for c in self.thresholds_nats}
+
+    def _open(self) -> Session:
+        if self.session is None:
+            self.session = self.stack.enter_context(
+                Session(self.ctx.model, report_options(self.ctx))
+            )
+        return self.session
+
+    def _step(self, done: int, total: int, label: str) -> None:
+        self.ctx.reporter.step(done, total, label)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.stack.close()
 
 
 def build_layouts(
@@ -97,14 +152,14 @@ def build_layouts(
         BudgetError: the size named for Tightrope is not between the other two.
     """
     ctx.reporter.stage("builds", "whole layouts on the select split")
-    meter = Meter(ctx, corpora, packer, imatrix, thresholds_nats)
     prices = {g.name: _completed(g, priced(g, _values(ladders, g))) for g in groups}
     lowest = {g.name: ladders.lowest_safe[g.name] or g.steps[0] for g in groups}
-    bedrock, correction = settle(meter, groups, prices, lowest, options)
-    gambit = {g.name: one_past(g, bedrock[g.name]) for g in groups}
-    tightrope, how = balance(
-        meter, groups, prices, bedrock, gambit, options, size_bytes, correction
-    )
+    with Meter(ctx, corpora, packer, imatrix, thresholds_nats) as meter:
+        bedrock, correction = settle(meter, groups, prices, lowest, options)
+        gambit = {g.name: one_past(g, bedrock[g.name]) for g in groups}
+        tightrope, how = balance(
+            meter, groups, prices, bedrock, gambit, options, size_bytes, correction
+        )
     steps = {"Bedrock": bedrock, "Tightrope": tightrope, "Gambit": gambit}
     types = {name: options.complete(assembled(groups, s)) for name, s in steps.items()}
     return Builds(steps, types, meter.rounds, how)

@@ -29,6 +29,7 @@ METRICS_VERSION = 1  # 2026-11-29: KLD on scored spans, bootstrap over documents
 SUBFOLDERS = (
     *("cache", "corpus", "imatrix", "damage", "select", "report"),
     *("sweep", "calibration", "final", "explain", "joint", "ladders", "layouts"),
+    *("items", "items-1", "items-2"),
 )
 
 

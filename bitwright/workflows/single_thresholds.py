@@ -9,8 +9,9 @@ from typing import Any
 
 from bitwright.engine.atomic import write_atomic
 from bitwright.errors import ConfigError, InputError
+from bitwright.report.blocks import terminal_table
+from bitwright.report.sweep_page import first_text, threshold_table
 from bitwright.workflows.output import Output
-from bitwright.workflows.sizes_text import first_text, rendered, threshold_table
 
 CONDITIONS = ("breaks_above", "unproven_above")
 FORM = (
@@ -64,7 +65,7 @@ def thresholds(
     if out is not None:
         text = json.dumps({"kind": "thresholds", "runs": found}, indent=1, allow_nan=False)
         write_atomic(out, (text + "\n").encode())
-    shown = [rendered(threshold_table(found))]
+    shown = [terminal_table(threshold_table(found))]
     shown += [f"{name}: {first_text(result)}" for name, result in found.items()]
     facts = {"runs": found, "failures": failures, "passed": not failures}
     output.result(facts, "\n".join([*shown, *failures]))

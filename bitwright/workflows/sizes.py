@@ -14,7 +14,7 @@ from bitwright.engine.quantized_file import predict_size
 from bitwright.engine.tensors import is_body, is_quantizable
 from bitwright.eval.breakage import Breakage, SizeScores, breakage
 from bitwright.eval.divergence import Candidate, ScoreTable
-from bitwright.eval.item_scores import headlines, is_executed, size_scores
+from bitwright.eval.item_scores import headlines, is_executed, new_failures, size_scores
 from bitwright.eval.outcome import TaskResult
 from bitwright.eval.scores import scores_of
 from bitwright.eval.suite import load_suite
@@ -88,15 +88,18 @@ def measure_sizes(
     corpora: Mapping[str, Corpus],
     packer: Packer,
     imatrix: Imatrix,
+    *,
+    split: str = "report",
+    half: int = 0,
 ) -> Measured:
-    """KLD of every size on the report split, and every executed task; resumes in the run folder."""
+    """KLD of every size on a split, and every executed task; resumes in the run folder."""
     ordered = tuple(sorted(layouts, key=lambda one: (-one.size_bytes, one.label)))
     key = imatrix.sha256()
     candidates = [Candidate(one.label, one.types, packer, key) for one in ordered]
     scored = score_on(
-        ctx, folder, candidates, split_chunks(ctx, corpora, "report"), report_options(ctx)
+        ctx, folder, candidates, split_chunks(ctx, corpora, split), report_options(ctx)
     )
-    items = score_sizes(ctx, folder, ordered, packer, key, ctx.spec.scores)
+    items = score_sizes(ctx, ordered, packer, key, ctx.spec.scores, half)
     reference = headlines(items[REFERENCE])
     tasks = {c: r for c, r in reference.items() if r.outcomes}
     bpw = [one.bpw for one in ordered]
@@ -127,8 +130,7 @@ def scores_json(measured: Measured, layout: SizedLayout) -> dict[str, dict[str, 
     results: dict[str, dict[str, Any]] = {c: dict(entry) for c, entry in divergence.items()}
     for task in measured.items[layout.label]:
         entry = results.setdefault(task.category, {})
-        summary = {k: v for k, v in task.summary().items() if k != "category"}
-        entry.setdefault("tasks", {})[task.name] = summary
+        entry.setdefault("tasks", {})[task.name] = _summary(task)
     for category, found in measured.breaks.items():
         drop = found.drops[measured.layouts.index(layout)]
         headline = headlines(measured.items[REFERENCE])[category]
@@ -136,7 +138,35 @@ def scores_json(measured: Measured, layout: SizedLayout) -> dict[str, dict[str, 
         entry |= {"task": headline.name, "metric": headline.metric, "reference": found.reference}
         entry |= {"n": found.n_items, "against_reference": drop.as_dict(), "state": drop.state}
         entry["value"] = found.reference - drop.value
+        if category in measured.executed:
+            entry["new_failures"] = new_failures(
+                headline, _same(measured.items[layout.label], headline)
+            )
     return results
+
+
+def reference_json(ctx: RunContext, measured: Measured) -> dict[str, Any]:
+    """The original on the same items, as a row beside the sizes."""
+    results: dict[str, dict[str, Any]] = {}
+    tasks = measured.items[REFERENCE]
+    for category, headline in headlines(tasks).items():
+        entry: dict[str, Any] = {"task": headline.name, "metric": headline.metric}
+        if category in measured.breaks:
+            found = measured.breaks[category]
+            entry |= {"n": found.n_items, "value": found.reference, "reference": found.reference}
+        entry["tasks"] = {t.name: _summary(t) for t in tasks if t.category == category}
+        results[category] = entry
+    size = ctx.model.size_bytes
+    return {
+        "label": f"original {ctx.model.reference_type}",
+        "bpw": round(bits_per_weight(ctx.model, size), 4),
+        "size_bytes": size,
+        "scores": results,
+    }
+
+
+def _summary(task: TaskResult) -> dict[str, object]:
+    return {k: v for k, v in task.summary().items() if k != "category"}
 
 
 def size_json(measured: Measured, layout: SizedLayout) -> dict[str, Any]:

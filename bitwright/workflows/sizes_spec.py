@@ -18,15 +18,19 @@ class ItemSettings(_Strict):
     """Which executed suites are run, on how many items of each task.
 
     ``likelihood_items``: of tasks without answers to check, whose values vary less.
-    ``max_loss``: the share of the reference's score that counts as harm. ``leave_out``: tasks of
-    the suites that are not run. ``data``: folder of local files instead of the hub.
-    ``execute_code``: run programs that the model writes, in the sandbox.
+    ``max_tokens``: most tokens of an answer, where a task allows more; 0 leaves it to the task.
+    ``max_loss``: the share of the reference's score that counts as harm. ``tasks``: the only ones
+    of the suites that are run; empty for all. ``leave_out``: tasks of the suites that are not run.
+    ``data``: folder of local files instead of the hub. ``execute_code``: run programs that the
+    model writes, in the sandbox.
     """
 
     suites: Annotated[tuple[str, ...], Field(min_length=1)] = ("builtin",)
     items: Annotated[int, Field(ge=1, le=100_000)] = 200
     likelihood_items: Annotated[int, Field(ge=1, le=100_000)] = 50
+    max_tokens: Annotated[int, Field(ge=0, le=100_000)] = 0
     max_loss: Share = 0.10
+    tasks: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
     data: str = ""
     execute_code: bool = False

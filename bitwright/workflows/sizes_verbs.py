@@ -7,19 +7,14 @@ from typing import Any
 
 from bitwright.engine.atomic import write_atomic
 from bitwright.errors import ConfigError
-from bitwright.report.sizes_html import sizes_html
+from bitwright.report.blocks import html_page, markdown_page, terminal_text
+from bitwright.report.sweep_page import sweep_page
+from bitwright.report.variants_page import variants_page
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.output import Output, bytes_text
 from bitwright.workflows.run_folder import RunFolder
 from bitwright.workflows.sizes import bits_per_weight
-from bitwright.workflows.sizes_text import (
-    first_text,
-    sweep_facts,
-    sweep_text,
-    variants_facts,
-    variants_text,
-)
-from bitwright.workflows.stage_items import suite_tasks
+from bitwright.workflows.stage_items import check_items, suite_tasks
 from bitwright.workflows.sweep import check_sweep, run_sweep, sweep_layouts
 from bitwright.workflows.variants import check_variants, run_variants
 
@@ -29,6 +24,7 @@ def run_sizes(ctx: RunContext, model_name: str, output: Output, *, dry_run: bool
     check = check_sweep if ctx.spec.kind == "sweep" else check_variants
     check(ctx)
     tasks = suite_tasks(ctx, ctx.spec.scores)
+    check_items(tasks, ctx.spec.scores)
     if dry_run:
         plan = _plan(ctx, len(tasks))
         output.result(plan, _plan_text(ctx, plan))
@@ -37,35 +33,32 @@ def run_sizes(ctx: RunContext, model_name: str, output: Output, *, dry_run: bool
     _remove_leftover_files(ctx.folder)
     run = run_sweep if ctx.spec.kind == "sweep" else run_variants
     result, files = run(ctx, model_name)
-    page, text = _write_page(ctx.folder.path, result)
+    pages, text = _write_pages(ctx.folder.path, result)
     ctx.reporter.close()
-    names = "\n".join(f"  {path}" for path in (*files, page))
+    names = "\n".join(f"  {path}" for path in (*files, *pages))
     output.result(result, text, f"Files left:\n{names}")
 
 
 def report_sizes(folder: Path, output: Output) -> bool:
-    """Write the page of a finished sweep or of finished builds anew; False for another folder."""
+    """Write the pages of a finished sweep or of finished builds anew; False for another folder."""
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     if not isinstance(result, dict) or result.get("kind") not in ("sweep", "variants"):
         return False
-    page, text = _write_page(folder, result)
-    output.result(result, text, f"  {page}")
+    pages, text = _write_pages(folder, result)
+    output.result(result, text, "\n".join(f"  {path}" for path in pages))
     return True
 
 
-def _write_page(folder: Path, result: Mapping[str, Any]) -> tuple[Path, str]:
-    """report.html, and the result as text."""
-    if result["kind"] == "sweep":
-        text, verdict, facts = sweep_text(result), first_text(result), sweep_facts(result)
-    else:
-        text, facts = variants_text(result), variants_facts(result)
-        verdict = ", ".join(f"{v['name']} {v['bpw']:.2f} bpw" for v in result["variants"])
-    page = folder / "report.html"
-    write_atomic(page, sizes_html(result, verdict, facts).encode())
-    return page, text
+def _write_pages(folder: Path, result: Mapping[str, Any]) -> tuple[tuple[Path, ...], str]:
+    """report.html and README.md, and the result as text."""
+    page = sweep_page(result) if result["kind"] == "sweep" else variants_page(result)
+    paths = (folder / "report.html", folder / "README.md")
+    for path, text in zip(paths, (html_page(page), markdown_page(page)), strict=True):
+        write_atomic(path, text.encode())
+    return paths, terminal_text(page)
 
 
 def _remove_leftover_files(folder: RunFolder) -> None:

@@ -18,7 +18,7 @@ from bitwright.engine.quantized_file import write_quantized
 from bitwright.engine.upstream import FTYPES
 from bitwright.errors import ConfigError
 from bitwright.eval.outcome import METRICS_VERSION, TaskResult, load_results, save_results
-from bitwright.eval.run_suite import SuiteOptions, run_suite
+from bitwright.eval.run_suite import SuiteOptions, load_items, refuse_code, run_suite
 from bitwright.eval.sandbox import Limits
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSpec, TaskSuite, load_task_suite
@@ -42,38 +42,70 @@ class SizedLayout:
     bpw: float
 
 
-def suite_tasks(ctx: RunContext, settings: ItemSettings) -> list[TaskSpec]:
+def suite_tasks(ctx: RunContext, settings: ItemSettings, half: int = 0) -> list[TaskSpec]:
     """The tasks to run, with this workflow's number of items and seed.
 
+    ``half``: see `TaskSpec`; scores that choose something and scores that are reported take
+    different halves.
+
     Raises:
-        ConfigError: no such suite, or a task to leave out that no suite has.
+        ConfigError: no such suite, a task that no suite has, or nothing left to run.
     """
     found = [task for name in settings.suites for task in load_task_suite(name).tasks]
-    unknown = sorted(set(settings.leave_out) - {task.name for task in found})
-    if unknown:
-        raise ConfigError(
-            f"leave_out names the task {unknown[0]!r}, which {', '.join(settings.suites)} has not: "
-            f"give one of {', '.join(sorted(task.name for task in found))}"
-        )
-    return [_limited(ctx, task, settings) for task in found if task.name not in settings.leave_out]
+    for key, names in (("tasks", settings.tasks), ("leave_out", settings.leave_out)):
+        unknown = sorted(set(names) - {task.name for task in found})
+        if unknown:
+            suites = ", ".join(Path(name).stem for name in settings.suites)
+            raise ConfigError(
+                f"[scores] {key} names the task {unknown[0]!r}, which {suites} has not: "
+                f"give one of {', '.join(sorted(task.name for task in found))}"
+            )
+    wanted = set(settings.tasks or (task.name for task in found)) - set(settings.leave_out)
+    if not wanted:
+        raise ConfigError("[scores] leaves out every task: leave at least one to be run")
+    return [_limited(ctx, task, settings, half) for task in found if task.name in wanted]
 
 
-def _limited(ctx: RunContext, task: TaskSpec, settings: ItemSettings) -> TaskSpec:
+def check_items(tasks: Sequence[TaskSpec], settings: ItemSettings) -> None:
+    """Refuse tasks that could not be run, before the first long computation.
+
+    Raises:
+        InputError: the items of a task are not where they should be.
+        ConfigError: a task runs code, and that is not allowed.
+    """
+    options = suite_options(settings)
+    refuse_code(tasks, options)
+    for task in tasks:
+        if task.source_parts[0] not in ("builtin", "lm_eval"):
+            load_items(task, options)
+
+
+def suite_options(settings: ItemSettings) -> SuiteOptions:
+    """Where items come from, and whether code is run."""
+    data = Path(settings.data) if settings.data else None
+    return SuiteOptions(data=data, sandbox=Limits() if settings.execute_code else None)
+
+
+def _limited(ctx: RunContext, task: TaskSpec, settings: ItemSettings, half: int) -> TaskSpec:
     most = settings.likelihood_items if task.method in LIKELIHOODS else settings.items
     limit = min(task.limit or most, most) if task.source_parts[0] != "builtin" else most
-    return task.model_copy(update={"limit": limit, "seed": task.seed + ctx.spec.seed})
+    changes: dict[str, object] = {"limit": limit, "seed": task.seed + ctx.spec.seed, "half": half}
+    if settings.max_tokens:
+        changes["max_tokens"] = min(task.max_tokens, settings.max_tokens)
+    return task.model_copy(update=changes)
 
 
 def score_sizes(
     ctx: RunContext,
-    folder: str,
     layouts: Sequence[SizedLayout],
     packer: Packer,
     imatrix_sha256: str,
     settings: ItemSettings,
+    half: int = 0,
 ) -> Results:
-    """Every task on the reference and on every layout, by label; ``folder`` is inside the run."""
-    tasks = suite_tasks(ctx, settings)
+    """Every task on the reference and on every layout, by label."""
+    folder = f"items-{half}" if half else "items"
+    tasks = suite_tasks(ctx, settings, half)
     labels = [REFERENCE, *(layout.label for layout in layouts)]
     ctx.reporter.stage(
         "scores", f"{len(tasks)} tasks of {', '.join(settings.suites)} on {len(labels)} files"
@@ -103,7 +135,7 @@ def _score_one(
         "gpu_layers": ctx.options.gpu_layers,
         "metrics": METRICS_VERSION,
     }
-    out = ctx.folder.file(folder, "items", label, "results.json").parent
+    out = ctx.folder.file(folder, label, "results.json").parent
 
     def compute() -> tuple[dict[str, Any], list[Path]]:
         if layout is None:
@@ -113,7 +145,7 @@ def _score_one(
         save_results(results, out, {"label": label})
         return {}, sorted(path for path in out.iterdir() if not path.name.startswith("."))
 
-    ctx.folder.stage(f"{folder}/items-{label}", key_of("items", inputs), compute, inputs=inputs)
+    ctx.folder.stage(f"{folder}/{label}", key_of("items", inputs), compute, inputs=inputs)
     return load_results(out)[0]
 
 
@@ -139,13 +171,7 @@ def _written_and_scored(
 
 def run_tasks(ctx: RunContext, model: ModelFile, tasks: Sequence[TaskSpec]) -> list[TaskResult]:
     """The tasks on one file."""
-    settings = ctx.spec.scores
-    data = Path(settings.data) if settings.data else None
     suite = TaskSuite.model_validate({"schema": 1, "tasks": tuple(tasks)})
     options = DecoderOptions(threads=ctx.options.threads, gpu_layers=ctx.options.gpu_layers)
     with Scorer(model, options) as scorer:
-        return run_suite(
-            scorer,
-            suite,
-            SuiteOptions(data=data, sandbox=Limits() if settings.execute_code else None),
-        )
+        return run_suite(scorer, suite, suite_options(ctx.spec.scores))

@@ -19,7 +19,7 @@ from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.packing import Packer
 from bitwright.engine.session import Session
 from bitwright.eval.cliff import Cliff, find_cliff
-from bitwright.eval.divergence import Candidate, score_layouts
+from bitwright.eval.divergence import Candidate, KeptReferences, score_layouts
 from bitwright.eval.scores import category_rng
 from bitwright.eval.statistics import Interval, paired_difference
 from bitwright.eval.suite import DivergenceSuite, load_suite
@@ -137,6 +137,7 @@ class _Walk:
         self.damages: Damages = {g.name: {} for g in groups}
         self.states: dict[str, dict[str, StepState]] = {g.name: {} for g in groups}
         self.passes = 0
+        self.kept = KeptReferences()
         self.store = ctx.folder.file("ladders", "tokens", "x").parent
         self.key = key_of("reference", ctx.model.sha256(), ctx.engine_key(), METRICS_VERSION)
 
@@ -187,6 +188,7 @@ class _Walk:
             {category: chunks},
             store=self.store,
             key=self.key,
+            kept=self.kept,
         )
         self.passes += len(chunks) * len(candidates)
         codes = self.suite.category(category).codes()

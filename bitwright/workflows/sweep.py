@@ -25,11 +25,13 @@ from bitwright.eval.item_scores import first_failure, headlines, new_failures
 from bitwright.eval.scores import mean_kld
 from bitwright.eval.suite import load_suite
 from bitwright.workflows.context import RunContext
+from bitwright.workflows.run_folder import versions
 from bitwright.workflows.sizes import (
     Measured,
     bits_per_weight,
     harmed_layout,
     measure_sizes,
+    reference_json,
     size_json,
     stock_sizes,
     uniform_sizes,
@@ -143,8 +145,13 @@ def sweep_result(
         "reference_type": ctx.model.reference_type,
         "synthetic_reference": ctx.model.synthetic_reference,
         "reference_bpw": round(bits_per_weight(ctx.model, ctx.model.size_bytes), 4),
+        "target": ctx.spec.target,
+        "suites": [Path(name).stem for name in ctx.spec.scores.suites],
+        "imatrix": dict(ctx.spec.imatrix.task),
+        "versions": versions(),
         "max_loss": ctx.spec.scores.max_loss,
         "seed": ctx.spec.seed,
+        "reference": reference_json(ctx, measured),
         "sizes": [size_json(measured, layout) for layout in measured.layouts],
         "thresholds": thresholds_json(measured, ctx.spec.scores.max_loss),
         "first_to_break": first_json(first, measured.executed),
@@ -184,6 +191,7 @@ def thresholds_json(measured: Measured, max_loss: float) -> dict[str, dict[str, 
             "more_items": one.more_items,
             "executed": category in measured.executed,
             "task": headlines(measured.items[REFERENCE])[category].name,
+            "metric": headlines(measured.items[REFERENCE])[category].metric,
             "reference": one.reference,
             "verdict": one.verdict,
             "by_family": by_family(measured, category, max_loss),

@@ -9,7 +9,7 @@ from bitwright.eval.breakage import compare_paired
 from bitwright.eval.scores import kld_ratio
 from bitwright.eval.suite import load_suite
 from bitwright.workflows.context import RunContext
-from bitwright.workflows.sizes import Measured, size_json, stock_sizes
+from bitwright.workflows.sizes import Measured, reference_json, size_json, stock_sizes
 from bitwright.workflows.stage_items import SizedLayout
 from bitwright.workflows.variant_files import VariantFile
 
@@ -62,6 +62,7 @@ def variants_result(
         "synthetic_reference": ctx.model.synthetic_reference,
         "seed": ctx.spec.seed,
         "max_loss": ctx.spec.scores.max_loss,
+        "reference": reference_json(ctx, measured),
         "variants": variants,
         "nearest_stock": {name: size_json(measured, one) for name, one in stock.items()},
         "comparisons": [c for a, b in pairs for c in compared(measured, a, b)],

@@ -22,16 +22,16 @@ from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.packing import Packer
 from bitwright.engine.session import check_loadable
 from bitwright.errors import ConfigError
-from bitwright.eval.scores import mean_kld
+from bitwright.eval.scores import category_rng, mean_kld
 from bitwright.eval.suite import load_suite
-from bitwright.eval.thresholds import Calibration, calibrate
+from bitwright.eval.thresholds import Calibration, calibrate, state_of
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.joint_layouts import Builds, build_layouts
 from bitwright.workflows.sizes import Measured, measure_sizes, sized
 from bitwright.workflows.stage_corpus import build_corpora
 from bitwright.workflows.stage_damage import make_packer
 from bitwright.workflows.stage_imatrix import collect_imatrices
-from bitwright.workflows.stage_ladders import Ladders, measure_ladders
+from bitwright.workflows.stage_ladders import Ladders, kld_interval, measure_ladders
 from bitwright.workflows.sweep import sweep_layouts
 from bitwright.workflows.variant_files import write_variants
 from bitwright.workflows.variant_result import nearest_stock, variants_result
@@ -71,9 +71,14 @@ def run_variants(ctx: RunContext, model_name: str) -> tuple[dict[str, Any], tupl
     layouts = [sized(ctx.model, name, "ours", builds.types[name]) for name in NAMES]
     stock = nearest_stock(ctx, layouts)
     rivals = {one.label: one for one in stock.values()}
-    measured = measure_sizes(ctx, "final", [*layouts, *rivals.values()], corpora, packer, imatrix)
+    # Other text and other items than those that the thresholds were learnt from.
+    measured = measure_sizes(
+        ctx, "final", [*layouts, *rivals.values()], corpora, packer, imatrix, half=2
+    )
     written = write_variants(ctx, layouts, imatrix, corpora)
     result = variants_result(ctx, measured, layouts, stock, written, model_name)
+    for one in result["variants"]:
+        against_thresholds(measured, one, thresholds.nats)
     result["thresholds_nats"] = _thresholds_json(thresholds)
     result["groups"] = groups_json(groups, ladders, builds)
     result["back_off"] = list(builds.rounds)
@@ -131,7 +136,9 @@ def learn_thresholds(
             {},
         )
     layouts = sweep_layouts(ctx, imatrix)
-    measured = measure_sizes(ctx, "calibration", layouts, corpora, packer, imatrix)
+    measured = measure_sizes(
+        ctx, "calibration", layouts, corpora, packer, imatrix, split="select", half=1
+    )
     found = {c: _calibrated(ctx, measured, c) for c in measured.paired if c in ctx.categories}
     if not found:
         raise ConfigError(
@@ -162,6 +169,19 @@ def _calibrated(ctx: RunContext, measured: Measured, category: str) -> Calibrati
         ctx.spec.scores.max_loss,
         np.random.default_rng([ctx.spec.seed, len(category)]),
     )
+
+
+def against_thresholds(
+    measured: Measured, variant: dict[str, Any], thresholds_nats: Mapping[str, float]
+) -> None:
+    """Add to a build's scores whether its KLD on the report text is shown under each threshold."""
+    suite = load_suite("divergence")
+    for category, nats in thresholds_nats.items():
+        table = measured.table.table(variant["name"], category)
+        kld = kld_interval(
+            table.select(suite.category(category).codes()), category_rng(suite, category)
+        )
+        variant["scores"][category]["against_threshold"] = state_of(kld, nats)
 
 
 def _thresholds_json(thresholds: Thresholds) -> dict[str, dict[str, Any]]:

@@ -125,7 +125,7 @@ def test_a_second_run_computes_nothing(swept: tuple[Path, Ran, Path], tiny_model
         again = bitwright("run", workflow, "--model", tiny_model, "--out", folder, "--json")
     assert again.json == ran.json
     changed = {name for name, facts in listing(folder).items() if before.get(name) != facts}
-    assert changed <= {"result.json", "report.html", "layouts/uniform-Q2_K.txt"}
+    assert changed <= {"result.json", "report.html", "README.md", "layouts/uniform-Q2_K.txt"}
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(
