@@ -91,7 +91,7 @@ def test_what_is_too_long_is_counted_or_refused(scorer):
 
 
 def test_a_stock_task_on_local_rows(scorer, tmp_path):
-    from bitwright.eval.harness_tasks import run_harness_task
+    from bitwright.eval.harness_tasks import load_harness_task, run_harness_task
 
     (tmp_path / "arc.jsonl").write_text(json.dumps(ARC) + "\n" + json.dumps(ARC) + "\n")
     spec = TaskSpec(
@@ -103,13 +103,13 @@ def test_a_stock_task_on_local_rows(scorer, tmp_path):
         metric="acc",
         chance=0.25,
     )
-    result = run_harness_task(scorer, spec, tmp_path)
+    result = run_harness_task(scorer, load_harness_task(spec, tmp_path))
     assert result.summary()["n"] == 2
     assert result.outcomes[0].prompt.startswith("Question: What color")
     with pytest.raises(InputError, match="holds no"):
-        run_harness_task(scorer, spec.model_copy(update={"file": "none.jsonl"}), tmp_path)
+        load_harness_task(spec.model_copy(update={"file": "none.jsonl"}), tmp_path)
     with pytest.raises(ConfigError, match="has no tasks/"):
-        run_harness_task(scorer, spec.model_copy(update={"source": "lm_eval:no.yaml"}), tmp_path)
+        load_harness_task(spec.model_copy(update={"source": "lm_eval:no.yaml"}), tmp_path)
 
 
 def test_lm_eval_knows_the_model_by_name_without_an_import():

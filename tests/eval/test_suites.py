@@ -8,7 +8,7 @@ from bitwright.engine.model_file import open_model
 from bitwright.errors import ConfigError, InputError
 from bitwright.eval.items import BUILTIN, builtin_items
 from bitwright.eval.methods import Bench
-from bitwright.eval.run_suite import SuiteOptions, check_overlap, run_suite
+from bitwright.eval.run_suite import SuiteOptions, check_overlap, item_texts, run_suite
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import load_task_suite
 
@@ -89,11 +89,12 @@ def test_code_is_not_run_without_leave(scorer, tmp_path):
 
 
 def test_items_in_the_calibration_text_are_refused_by_name():
-    items = {"code_bits": builtin_items("code", 3, 0)}
-    leaked = {"my notes": items["code_bits"][1].text}
+    found = builtin_items("code", 3, 0)
+    items = {"code_bits": item_texts(found)}
+    leaked = {"my notes": found[1].text}
     with pytest.raises(InputError, match="my notes") as refusal:
         check_overlap(items, leaked, allow=False)
-    assert items["code_bits"][1].id in str(refusal.value)
+    assert found[1].id in str(refusal.value)
     assert len(check_overlap(items, leaked, allow=True)) == 1
     assert check_overlap(items, {"other": "nothing of the kind " * 20}, allow=False) == ()
 
