@@ -79,6 +79,22 @@ def threshold_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table("Where each category breaks", head, tuple(rows), left=len(names))
 
 
+def run_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What the runs differ in: model, items, imatrix, versions."""
+    rows = []
+    for name, run in runs.items():
+        mix = ", ".join(f"{share:g} {c}" for c, share in (run.get("imatrix") or {}).items())
+        versions = run.get("versions") or {}
+        version = ", ".join(
+            f"{k} {versions[k]}" for k in ("bitwright", "llama-cpp-python") if k in versions
+        )
+        model = f"{run.get('model')} {run.get('reference_type') or ''}".strip()
+        suites = ", ".join(run.get("suites") or ())
+        rows.append((name, model, suites, mix, version, str(run.get("seed", ""))))
+    head = ("run", "model", "items of", "imatrix (shares)", "made with", "seed")
+    return Table("The runs", head, tuple(rows), left=5)
+
+
 def _threshold_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     remarks = []
     if one.get("more_items"):

@@ -10,9 +10,13 @@ from typing import Any
 from bitwright.engine.atomic import write_atomic
 from bitwright.errors import ConfigError, InputError
 from bitwright.report.blocks import terminal_table
-from bitwright.report.sweep_page import first_text, threshold_table
+from bitwright.report.sweep_page import first_text, run_table, threshold_table
 from bitwright.workflows.output import Output
 
+KEPT = (
+    *("model", "workflow", "reference_type", "suites", "imatrix", "versions", "seed"),
+    *("max_loss", "thresholds", "first_to_break"),
+)
 CONDITIONS = ("breaks_above", "unproven_above")
 FORM = (
     "write CATEGORY.breaks_above=3.9bpw (fails when a larger size is shown harmed) or "
@@ -65,10 +69,12 @@ def thresholds(
     if out is not None:
         text = json.dumps({"kind": "thresholds", "runs": found}, indent=1, allow_nan=False)
         write_atomic(out, (text + "\n").encode())
-    shown = [terminal_table(threshold_table(found))]
+    shown = [terminal_table(table) for table in (threshold_table(found), run_table(found))]
     shown += [f"{name}: {first_text(result)}" for name, result in found.items()]
-    facts = {"runs": found, "failures": failures, "passed": not failures}
-    output.result(facts, "\n".join([*shown, *failures]))
+    unproven = [message for one in conditions for message in unproven_of(one, found)]
+    facts = {"runs": found, "failures": failures, "unproven": unproven, "passed": not failures}
+    verdict = [] if not conditions else ["failed" if failures else "passed"]
+    output.result(facts, "\n".join([*shown, *failures, *unproven, *verdict]))
     return not failures
 
 
@@ -96,10 +102,7 @@ def load_thresholds(path: Path) -> dict[str, dict[str, Any]]:
             "tool-calling-threshold)"
         )
     name = path.name if path.is_dir() else str(loaded.get("model", path.stem))
-    kept = {
-        k: loaded.get(k)
-        for k in ("model", "workflow", "seed", "max_loss", "thresholds", "first_to_break")
-    }
+    kept = {k: loaded.get(k) for k in KEPT}
     return {name: kept}
 
 
@@ -111,6 +114,24 @@ def _is_sweep(loaded: object) -> bool:
         isinstance(one, dict) and needed <= one.keys() for one in loaded["thresholds"].values()
     )
     return ok and isinstance(loaded.get("first_to_break"), dict)
+
+
+def unproven_of(condition: FailIf, runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for each run that passes ``breaks_above`` only for want of items."""
+    messages = []
+    for name, result in runs.items():
+        one = result["thresholds"][condition.category]
+        harmed, unharmed = one["first_harmed_bpw"], one["last_unharmed_bpw"]
+        broken = harmed is not None and harmed > condition.bpw
+        proven = unharmed is not None and unharmed <= condition.bpw
+        if condition.condition == "breaks_above" and not broken and not proven:
+            more = one.get("more_items")
+            items = f"; about {more:,} more items would narrow it" if more else ""
+            messages.append(
+                f"{name}: {condition.category} is not shown harmed above {condition.bpw:g} bpw, "
+                f"and not shown unharmed there either{items}"
+            )
+    return messages
 
 
 def failures_of(condition: FailIf, runs: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -320,8 +320,16 @@ def test_ci_fails_when_a_category_breaks_above_the_size(tmp_path: Path) -> None:
 
 def test_what_is_not_established_is_no_break_but_no_proof(tmp_path: Path) -> None:
     run = fake_run(tmp_path / "a", harmed=None, unharmed=None)
-    assert bitwright("thresholds", run, "--fail-if", "tool_calling.breaks_above=3.9").code == 0
-    assert bitwright("thresholds", run, "--fail-if", "tool_calling.unproven_above=3.9").code == 1
+    passed = bitwright("thresholds", run, "--fail-if", "tool_calling.breaks_above=3.9")
+    assert passed.code == 0
+    assert "not shown unharmed there either" in passed.out
+    assert passed.out.splitlines()[-1] == "passed"
+    failed = bitwright("thresholds", run, "--fail-if", "tool_calling.unproven_above=3.9")
+    assert failed.code == 1
+    assert "shown unharmed at no size, not at 3.9 bpw or less" in failed.out
+    proven = fake_run(tmp_path / "b", harmed=2.5, unharmed=3.4)
+    passed = bitwright("thresholds", proven, "--fail-if", "tool_calling.breaks_above=3.9", "--json")
+    assert passed.json["unproven"] == []
 
 
 def test_several_runs_stand_side_by_side_and_can_be_kept(tmp_path: Path) -> None:
