@@ -70,7 +70,7 @@ def check_overlap(
         raise InputError(
             f"{len(found)} of {len(texts)} evaluation items stand in the calibration text "
             f"({named}), so their scores would be of memory; calibrate on other text, or go on "
-            "with --allow-overlap"
+            "with --allow-overlap ([scores] allow_overlap = true in a workflow)"
         )
     return found
 

@@ -6,15 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bitwright.corpora.leaks import corpus_texts
 from bitwright.corpora.records import SPLITS
-from bitwright.corpora.store import load_corpus
 from bitwright.engine.atomic import write_atomic
 from bitwright.engine.decoder import DecoderOptions
 from bitwright.engine.model_file import ModelFile, open_model
 from bitwright.engine.session import Session, SessionOptions
-from bitwright.engine.tokenizer import Tokenizer
-from bitwright.errors import ConfigError, InputError
+from bitwright.errors import ConfigError
 from bitwright.eval.divergence import Chunks, ScoreTable, document_ids
 from bitwright.eval.files import score_file
 from bitwright.eval.flags import failures_of, flags_of
@@ -28,6 +25,7 @@ from bitwright.eval.suite import load_suite
 from bitwright.eval.task_suite import TaskSuite, load_task_suite
 from bitwright.eval.tokens import save_tables
 from bitwright.report.wording import kld_text, share_text
+from bitwright.workflows.calibration import calibration_texts, own_run
 from bitwright.workflows.output import Output
 from bitwright.workflows.run_folder import (
     METRICS_VERSION,
@@ -214,38 +212,6 @@ def _run(
             allow_overlap=suite.allow_overlap,
             progress=step,
         )
-
-
-def own_run(model: ModelFile) -> tuple[Path, ...]:
-    """The run folder that a file lies in, whose corpora have shaped it; none for other files."""
-    folder = model.path.parent
-    return (folder,) if (folder / "corpus" / "corpus.json").is_file() else ()
-
-
-def calibration_texts(paths: Sequence[Path], tokenizer: Tokenizer) -> dict[str, str]:
-    """Name → text of what a file was calibrated on: text files, corpus folders, run folders.
-
-    Raises:
-        InputError: a path that holds none of these.
-    """
-    texts: dict[str, str] = {}
-    for path in paths:
-        if path.is_file():
-            texts[path.name] = path.read_text(encoding="utf-8", errors="replace")
-            continue
-        folders = [folder for folder in (path / "corpus", path) if folder.is_dir()]
-        found = [folder for folder in folders if (folder / "corpus.json").is_file()]
-        if not found:
-            raise InputError(
-                f"{path} is neither a text file nor a folder of `bitwright corpus`: give the text "
-                "that the file was calibrated on"
-            )
-        for category, corpus in load_corpus(found[0]).items():
-            # The report split is for scoring; everything else has shaped the file.
-            used = tuple(chunk for chunk in corpus.chunks if chunk.split != "report")
-            for name, text in corpus_texts(replace(corpus, chunks=used), tokenizer).items():
-                texts[f"{category}/{name}"] = text
-    return texts
 
 
 def _save(

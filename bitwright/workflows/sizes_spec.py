@@ -22,7 +22,8 @@ class ItemSettings(_Strict):
     ``max_loss``: the share of the reference's score that counts as harm. ``tasks``: the only ones
     of the suites that are run; empty for all. ``leave_out``: tasks of the suites that are not run.
     ``data``: folder of local files instead of the hub. ``execute_code``: run programs that the
-    model writes, in the sandbox.
+    model writes, in the sandbox. ``allow_overlap``: score items that stand in the run's own
+    calibration text too.
     """
 
     suites: Annotated[tuple[str, ...], Field(min_length=1)] = ("builtin",)
@@ -34,6 +35,7 @@ class ItemSettings(_Strict):
     leave_out: tuple[str, ...] = ()
     data: str = ""
     execute_code: bool = False
+    allow_overlap: bool = False
 
 
 class SweepSettings(_Strict):

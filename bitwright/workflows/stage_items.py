@@ -17,11 +17,13 @@ from bitwright.engine.packing import Packer
 from bitwright.engine.quantized_file import write_quantized
 from bitwright.engine.upstream import FTYPES
 from bitwright.errors import ConfigError
+from bitwright.eval.flags import flags_of
 from bitwright.eval.outcome import METRICS_VERSION, TaskResult, load_results, save_results
 from bitwright.eval.run_suite import SuiteOptions, load_items, refuse_code, run_suite
 from bitwright.eval.sandbox import Limits
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSpec, TaskSuite, load_task_suite
+from bitwright.workflows.calibration import calibration_texts
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.run_folder import key_of
 from bitwright.workflows.sizes_spec import ItemSettings
@@ -134,6 +136,7 @@ def _score_one(
         "engine": ctx.engine_key()["llama-cpp-python"],
         "gpu_layers": ctx.options.gpu_layers,
         "metrics": METRICS_VERSION,
+        **({"data": stamps(Path(ctx.spec.scores.data))} if ctx.spec.scores.data else {}),
     }
     out = ctx.folder.file(folder, label, "results.json").parent
 
@@ -142,11 +145,23 @@ def _score_one(
             results = run_tasks(ctx, ctx.model, tasks)
         else:
             results = _written_and_scored(ctx, folder, layout, packer, tasks)
-        save_results(results, out, {"label": label})
+        flags = [flag for result in results for flag in flags_of(result)]
+        save_results(results, out, {"label": label, "flags": flags})
+        for flag in flags:
+            ctx.reporter.note(f"{label}: {flag}")
         return {}, sorted(path for path in out.iterdir() if not path.name.startswith("."))
 
     ctx.folder.stage(f"{folder}/{label}", key_of("items", inputs), compute, inputs=inputs)
     return load_results(out)[0]
+
+
+def stamps(data: Path) -> list[tuple[str, int, int]]:
+    """(name, bytes, modification time) of the local files: other rows are other items."""
+    return [
+        (str(path.relative_to(data)), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(data.rglob("*.json*"))
+        if path.is_file()
+    ]
 
 
 def _written_and_scored(
@@ -170,8 +185,20 @@ def _written_and_scored(
 
 
 def run_tasks(ctx: RunContext, model: ModelFile, tasks: Sequence[TaskSpec]) -> list[TaskResult]:
-    """The tasks on one file."""
+    """The tasks on one file; all have the items of the reference, whose overlap is checked.
+
+    Raises:
+        InputError: items stand in the run's own calibration text.
+    """
     suite = TaskSuite.model_validate({"schema": 1, "tasks": tuple(tasks)})
     options = DecoderOptions(threads=ctx.options.threads, gpu_layers=ctx.options.gpu_layers)
     with Scorer(model, options) as scorer:
-        return run_suite(scorer, suite, suite_options(ctx.spec.scores))
+        first = model is ctx.model
+        texts = calibration_texts((ctx.folder.path,), scorer.tokenizer) if first else None
+        return run_suite(
+            scorer,
+            suite,
+            suite_options(ctx.spec.scores),
+            calibration=texts,
+            allow_overlap=ctx.spec.scores.allow_overlap,
+        )

@@ -1,0 +1,56 @@
+"""A sweep refuses items that stand in the text it was calibrated on."""
+
+from pathlib import Path
+
+import pytest
+
+from bitwright.engine.model_file import open_model
+from bitwright.engine.tokenizer import Tokenizer
+from bitwright.eval.outcome import load_results
+from bitwright.workflows.calibration import calibration_texts
+from tests.eval.hub_rows import ARC, write_lines
+from tests.workflows.support import bitwright
+from tests.workflows.test_sizes import write_sizes
+
+SUITE = """
+schema = 1
+[[tasks]]
+name = "arc"
+category = "code"
+method = "lm_eval"
+source = "lm_eval:arc/arc_easy.yaml"
+file = "rows.jsonl"
+metric = "acc"
+chance = 0.25
+"""
+
+
+@pytest.mark.filterwarnings("default")
+def test_items_of_the_runs_own_text_are_named_before_the_first_size_is_scored(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    pytest.importorskip("lm_eval")
+    workflow, run = write_sizes(tmp_path, "sweep"), tmp_path / "run"
+    (tmp_path / "suite.toml").write_text(SUITE)
+    text = workflow.read_text().replace("items = 5", f'items = 5\ndata = "{tmp_path / "rows"}"')
+    workflow.write_text(text)
+    (tmp_path / "rows").mkdir()
+    write_lines(tmp_path / "rows" / "rows.jsonl", ARC)
+    line = ("run", workflow, "--model", tiny_model, "--out", run)
+    ran = bitwright(*line)
+    assert ran.code == 0, ran.err
+    assert "arc" in ran.err  # a model of random weights is at chance, and that is said
+    results, facts = load_results(run / "items" / "reference")
+    assert len(results[0].outcomes) == 2
+    assert any("no better than chance" in flag for flag in facts["flags"])
+
+    with Tokenizer(open_model(tiny_model)) as tokenizer:
+        texts = calibration_texts((run,), tokenizer)
+    name, long = max(texts.items(), key=lambda pair: len(pair[1]))
+    leaked = {**ARC[0], "question": " ".join(long.split()[:120])}
+    write_lines(tmp_path / "rows" / "rows.jsonl", [ARC[1], leaked, ARC[0]])
+    ran = bitwright(*line)
+    assert ran.code == 1
+    assert f"1 of 3 evaluation items stand in the calibration text (arc/1 in {name}" in ran.err
+    workflow.write_text(text.replace("items = 5", "items = 5\nallow_overlap = true"))
+    assert bitwright(*line).code == 0
