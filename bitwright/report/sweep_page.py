@@ -23,6 +23,7 @@ def sweep_page(result: Mapping[str, Any]) -> Page:
             task_table(result),
             failure_table(result),
             Sentences("What breaks", tuple(break_lines(result))),
+            Sentences("Warnings of single tasks", tuple(result.get("flags", ()))),
             Sentences("How to read this", tuple(_reading(result))),
         ),
     )

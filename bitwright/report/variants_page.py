@@ -34,6 +34,7 @@ def variants_page(result: Mapping[str, Any]) -> Page:
             harm_table(result),
             group_table(result),
             Sentences("How they were found", tuple(found_lines(result))),
+            Sentences("Warnings of single tasks", tuple(result.get("flags", ()))),
             Sentences("Files", tuple(file_lines(result))),
         ),
     )

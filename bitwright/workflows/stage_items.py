@@ -155,6 +155,16 @@ def _score_one(
     return load_results(out)[0]
 
 
+def flags_by_file(items: Results) -> list[str]:
+    """`LABEL: flag` of every file, so that no task's number stands without its warning."""
+    return [
+        f"{label}: {flag}"
+        for label, results in items.items()
+        for result in results
+        for flag in flags_of(result)
+    ]
+
+
 def stamps(data: Path) -> list[tuple[str, int, int]]:
     """(name, bytes, modification time) of the local files: other rows are other items."""
     return [

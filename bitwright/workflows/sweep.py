@@ -41,7 +41,7 @@ from bitwright.workflows.stage_corpus import build_corpora
 from bitwright.workflows.stage_damage import make_packer
 from bitwright.workflows.stage_evaluate import report_options, score_on
 from bitwright.workflows.stage_imatrix import collect_imatrices
-from bitwright.workflows.stage_items import REFERENCE, SizedLayout
+from bitwright.workflows.stage_items import REFERENCE, SizedLayout, flags_by_file
 
 SWEEP_SCHEMA = 1
 SEEDS = 3  # of the resampling, which has to name the same category each time
@@ -65,6 +65,7 @@ def run_sweep(ctx: RunContext, model_name: str) -> tuple[dict[str, Any], tuple[P
     measured = measure_sizes(ctx, "sweep", layouts, corpora, packer, imatrix)
     first = race(ctx, measured)
     result = sweep_result(ctx, measured, first, model_name)
+    result["flags"] = flags_by_file(measured.items)
     result["first_failure"] = failures_at_break(ctx, measured)
     result["explained_by"] = explain(ctx, measured, first, corpora, packer, imatrix)
     path = ctx.folder.path / "result.json"

@@ -31,6 +31,7 @@ from bitwright.workflows.sizes import Measured, measure_sizes, sized
 from bitwright.workflows.stage_corpus import build_corpora
 from bitwright.workflows.stage_damage import make_packer
 from bitwright.workflows.stage_imatrix import collect_imatrices
+from bitwright.workflows.stage_items import flags_by_file
 from bitwright.workflows.stage_ladders import Ladders, kld_interval, measure_ladders
 from bitwright.workflows.sweep import sweep_layouts
 from bitwright.workflows.variant_files import write_variants
@@ -79,6 +80,7 @@ def run_variants(ctx: RunContext, model_name: str) -> tuple[dict[str, Any], tupl
     result = variants_result(ctx, measured, layouts, stock, written, model_name)
     for one in result["variants"]:
         against_thresholds(measured, one, thresholds.nats)
+    result["flags"] = flags_by_file(measured.items)
     result["thresholds_nats"] = _thresholds_json(thresholds)
     result["groups"] = groups_json(groups, ladders, builds)
     result["back_off"] = list(builds.rounds)

@@ -40,6 +40,9 @@ def test_items_of_the_runs_own_text_are_named_before_the_first_size_is_scored(
     ran = bitwright(*line)
     assert ran.code == 0, ran.err
     assert "arc" in ran.err  # a model of random weights is at chance, and that is said
+    page = (run / "report.html").read_text()
+    assert "Warnings of single tasks" in page
+    assert "reference: arc: " in page
     results, facts = load_results(run / "items" / "reference")
     assert len(results[0].outcomes) == 2
     assert any("no better than chance" in flag for flag in facts["flags"])
