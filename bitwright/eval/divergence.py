@@ -20,7 +20,8 @@ from bitwright.corpora.records import Chunk
 from bitwright.damage.kld import Reference, make_reference, score
 from bitwright.engine.packing import Packer
 from bitwright.engine.session import Session
-from bitwright.errors import ConfigError
+from bitwright.errors import ConfigError, NotFiniteError
+from bitwright.eval.memory import available_memory, require_memory
 from bitwright.eval.tokens import (
     TokenTable,
     concatenate,
@@ -161,6 +162,7 @@ def score_subjects(
     labels = tuple(s.label for s in subjects)
     if len(set(labels)) < len(labels):
         raise ConfigError(f"two files to score share a label: {', '.join(labels)}")
+    require_memory(chunks_by_category, session.n_vocab, available_memory())
     documents = {c: document_ids(chunks) for c, chunks in chunks_by_category.items()}
     blocks = plan_blocks(chunks_by_category, session.n_vocab, memory_bytes)
     counter = _Counter(sum(len(b.chunks) for b in blocks) * (len(subjects) + 1), progress)
@@ -273,9 +275,10 @@ def _score_block(
     spared = len(found) + (not missing or bool(references))
     session.restore_all()
     for chunk in block.chunks if missing and not references else ():
-        references.append(
-            make_reference(forward(session, chunk), chunk.targets(), threads=session.threads)
-        )
+        with _naming("the reference", chunk):
+            references.append(
+                make_reference(forward(session, chunk), chunk.targets(), threads=session.threads)
+            )
         counter.advance(1, "reference")
     if missing:
         kept.keep(block, references)
@@ -300,11 +303,22 @@ def _measure(
     parts: dict[str, list[TokenTable]] = {}
     with subject.opened() as logits_of:
         for chunk, reference in zip(block.chunks, references, strict=True):
-            logits = logits_of(chunk)
-            table = _chunk_table(subject.label, chunk, reference, logits, documents)
+            with _naming(subject.label, chunk):
+                table = _chunk_table(subject.label, chunk, reference, logits_of(chunk), documents)
             parts.setdefault(chunk.category, []).append(table)
             counter.advance(1, subject.label)
     return [concatenate(tables) for tables in parts.values()]
+
+
+@contextmanager
+def _naming(label: str, chunk: Chunk) -> Iterator[None]:
+    """Says whose logits, on which chunk, are no numbers."""
+    try:
+        yield
+    except NotFiniteError as error:
+        raise NotFiniteError(
+            f"{label} on {chunk.category} chunk {chunk.index}: {error}; nothing of it was kept"
+        ) from None
 
 
 def _chunk_table(

@@ -22,6 +22,9 @@ from bitwright.errors import ConfigError, EngineError
 Verdict = Literal["correct", "failed", "timeout", "memory", "too_much_output", "exited_early"]
 MOST_OUTPUT_BYTES = 1 << 16
 NOBODY = 65534
+# As root each program is a user of its own, since the kernel counts processes by user: programs
+# that run at the same time would use up each other's limit.
+FIRST_USER, USERS = 1 << 30, 1 << 20
 CORRECT: Literal["correct"] = "correct"
 
 
@@ -126,7 +129,7 @@ def run_program(program: str, limits: Limits | None = None) -> Run:
 # Runs inside. The program's own input is empty; the secret is read when the program has ended.
 _BOOTSTRAP = r"""
 import os, resource, sys
-def main(cpu, memory, processes, size, nobody):
+def main(cpu, memory, processes, size, user):
     given = os.fdopen(os.dup(0), "rb", 0)
     source = b""
     head = b""
@@ -136,8 +139,8 @@ def main(cpu, memory, processes, size, nobody):
         source += given.read(int(head) - len(source))
     if os.getuid() == 0:
         os.setgroups([])
-        os.setgid(nobody)
-        os.setuid(nobody)
+        os.setgid(user)
+        os.setuid(user)
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     for what, most in ((resource.RLIMIT_CPU, cpu), (resource.RLIMIT_AS, memory),
@@ -177,7 +180,8 @@ def _arguments(limits: Limits) -> list[str]:
     if not prefix.startswith("/usr"):
         given += ["--ro-bind", prefix, "/python"]
         python = python.replace(prefix, "/python", 1)
-    most = (limits.cpu_s, limits.memory_bytes, limits.processes, limits.file_bytes, NOBODY)
+    user = FIRST_USER + secrets.randbelow(USERS) if os.getuid() == 0 else NOBODY
+    most = (limits.cpu_s, limits.memory_bytes, limits.processes, limits.file_bytes, user)
     return [*given, python, "-I", "-S", "-c", _BOOTSTRAP, *map(str, most)]
 
 

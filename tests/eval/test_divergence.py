@@ -3,8 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitwright.errors import ConfigError
+from bitwright.errors import ConfigError, NotFiniteError
 from bitwright.eval.divergence import Candidate, noise_floor, plan_blocks, score_layouts
+from bitwright.eval.scores import scores_of
+from bitwright.eval.suite import load_suite
 from bitwright.eval.tokens import COLUMNS
 from tests.eval.fakes import VOCAB, FakeSession, Stopped, make_chunk
 
@@ -111,6 +113,31 @@ def test_the_imatrix_is_part_of_what_is_stored(tmp_path: Path) -> None:
     other = [Candidate("low", {"w": "noise0.1"}, None, key="other imatrix")]
     score_layouts(session, other, CHUNKS, store=tmp_path, key="model")
     assert session.applied == ["noise0.1"]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_logits_that_are_no_numbers_name_file_and_chunk_and_are_not_kept(tmp_path: Path) -> None:
+    files = [FILES[0], Candidate("broken", {"w": "noiseinf"}, None)]
+    with pytest.raises(NotFiniteError, match=r"broken on code chunk 0: .*row"):
+        score_layouts(FakeSession(), files, CHUNKS, store=tmp_path, key="k")
+    session = FakeSession()
+    session.table[:] = np.nan
+    with pytest.raises(NotFiniteError, match="the reference on code chunk 0"):
+        score_layouts(session, FILES, CHUNKS)
+    assert len(list(tmp_path.glob("*.npz"))) == 1  # what was scored before it
+
+
+def test_small_and_large_categories_stand_by_themselves() -> None:
+    sizes = {"tiny": 1, "large": 40}
+    chunks = {c: [make_chunk(c, i, [f"{c}{i}"]) for i in range(n)] for c, n in sizes.items()}
+    together = score_layouts(FakeSession(), FILES, {**chunks, "empty": []})
+    for category, many in chunks.items():
+        alone = score_layouts(FakeSession(), FILES, {category: many})
+        own = together.table("high", category)
+        assert own.n_tokens == 11 * len(many)
+        assert np.array_equal(own.kld, alone.table("high", category).kld)
+    scores = scores_of(together, "high", load_suite("divergence"))
+    assert (scores["empty"]["kld_nats"], scores["empty"]["n_tokens"]) == (None, 0)
 
 
 def test_labels_must_differ() -> None:

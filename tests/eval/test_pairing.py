@@ -97,9 +97,23 @@ def test_other_items_or_other_ids_are_refused():
         compare_results([a], [result([1.0], name="u")])
 
 
+def test_other_settings_are_refused_with_both_values():
+    a, b = (result([1.0, 0.0], settings={"max_tokens": n, "stops": []}) for n in (64, 512))
+    with pytest.raises(InputError, match="max_tokens 64, the other with 512"):
+        compare_results([a], [b])
+    assert compare_results([a], [result([1.0, 0.0])])  # an older result says nothing of it
+
+
+def test_changed_items_are_counted_both_ways():
+    a, b = result([1.0, 0.0, 0.0, 1.0]), result([1.0, 1.0, 1.0, 0.0])
+    (found,) = compare_results([a], [b]).values()
+    assert (found.details["gained"], found.details["lost"]) == (2, 1)
+    assert found.as_dict()["gained"] == 2
+
+
 def test_results_come_back_and_are_strict_json(tmp_path):
     given = [
-        result([1.0, 0.0], notes={"call_rate": 0.5}, first_ids=(1, 2)),
+        result([1.0, 0.0], notes={"call_rate": 0.5}, first_ids=(1, 2), settings={"shots": 5}),
         result([0.5], name="u"),
     ]
     save_results(given, tmp_path / "r", {"model": "m.gguf"})

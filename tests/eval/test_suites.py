@@ -1,14 +1,24 @@
 import json
 
+import numpy as np
 import pytest
 
 from bitwright.content import content_dir
 from bitwright.engine.decoder import DecoderOptions
 from bitwright.engine.model_file import open_model
 from bitwright.errors import ConfigError, InputError
-from bitwright.eval.items import BUILTIN, builtin_items
+from bitwright.eval.flags import flags_of
+from bitwright.eval.generation import Prompt
+from bitwright.eval.items import BUILTIN, Item, builtin_items
 from bitwright.eval.methods import Bench
-from bitwright.eval.run_suite import SuiteOptions, check_overlap, item_texts, run_suite
+from bitwright.eval.run_suite import (
+    SuiteOptions,
+    check_overlap,
+    item_texts,
+    run_suite,
+    run_task,
+    with_call_rate,
+)
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import load_task_suite
 
@@ -78,6 +88,49 @@ def test_the_demo_model_scores_as_it_is_known_to(scorer):
     assert exact.first_ids[0] == scorer.tokenizer.bos_id
     assert all(outcome.output for outcome in exact.outcomes)
     json.dumps(found, allow_nan=False)
+
+
+def test_what_does_not_fit_is_counted_and_nothing_is_cut_from_it(scorer):
+    long = Item("long", ({"role": "user", "content": "What is 7 + 5? " * 200},), answer="12")
+    short = builtin_items("math", 1, 0)[0]
+    bench = Bench.over(scorer)
+    spec = next(task for task in load_task_suite("builtin").tasks if task.name == "math")
+    result = run_task(bench, spec, [long, short], SuiteOptions())
+    assert result.outcomes[0].verdict == "too_long"
+    assert result.outcomes[0].prompt.count("7 + 5") == 200
+    assert result.outcomes[0].output == ""
+    assert "math: 1 of 2 prompts do not fit the context" in flags_of(result)
+    assert not any("cut by the token limit" in flag for flag in flags_of(result))
+
+
+def test_each_slot_has_the_whole_context():
+    with Scorer(open_model("demo"), DecoderOptions(threads=1, slots=4, n_ctx=256)) as four:
+        prompts = [Prompt(np.full(250, 9 + i, np.int32), 4) for i in range(4)]
+        prompts.append(Prompt(np.full(256, 9, np.int32), 4))
+        finishes = [answer.finish for answer in four.generate(prompts)]
+    assert "too_long" not in finishes[:4]
+    assert finishes[4] == "too_long"
+
+
+def test_irrelevance_never_stands_without_the_call_rate(scorer):
+    """A suite with a task of irrelevant items only takes the rate from the other tasks."""
+    spec = next(task for task in load_task_suite("builtin").tasks if task.name == "tool_exact")
+    items = builtin_items("tool_calling", 20, 3)
+    bench = Bench.over(scorer)
+    parts = {
+        "calls": [item for item in items if item.gold],
+        "none": [item for item in items if not item.gold],
+    }
+    results = {
+        name: run_task(bench, spec.model_copy(update={"name": name}), part, SuiteOptions())
+        for name, part in parts.items()
+    }
+    alone = flags_of(with_call_rate([results["none"]])[0])
+    assert any("irrelevance without a call rate" in flag for flag in alone)
+    calls, none = with_call_rate(list(results.values()))
+    rate = calls.notes["call_rate_when_relevant"]
+    assert none.notes["call_rate_when_relevant"] == rate > 0.8
+    assert flags_of(none) == []
 
 
 def test_code_is_not_run_without_leave(scorer, tmp_path):

@@ -84,6 +84,24 @@ def test_each_failure_has_its_own_name(calls, verdict):
     assert judge(parsed, [GOLD]) == verdict
 
 
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        (GOOD, CORRECT),
+        (f"Let me look that up.\n{GOOD}", CORRECT),
+        (GOOD[:40], "unparsable"),
+        ("It is sunny in Oslo.", "no_call"),
+        ("", "no_call"),
+        (GOOD.replace("get_weather", "get_news"), "wrong_name"),
+        (GOOD.replace("3", '"3"'), "wrong_type"),
+        (f"{GOOD}\n{GOOD}", "wrong_count"),
+        (GOOD.replace('"Oslo"', "__import__('os').getcwd()"), "unparsable"),
+    ],
+)
+def test_canned_answers_are_judged_as_they_stand(text, verdict):
+    assert judge(parse_calls(text, "hermes"), [GOLD]) == verdict
+
+
 def test_parallel_calls_match_in_any_order_and_name_the_nearest_failure():
     other = Call("get_time", {"zone": "UTC"})
     gold = [GOLD, Gold("get_time", {"zone": ("UTC", "GMT")})]
