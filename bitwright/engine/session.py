@@ -28,6 +28,10 @@ from bitwright.errors import ConfigError, NotFiniteError
 __all__ = ["Session", "SessionOptions", "check_loadable", "resolve_threads"]
 
 CHECK_TOKENS = 16
+F16_FOR_BF16 = (
+    "BF16 weights are computed in F16, with the same values down to 6e-5: this CPU only emulates"
+    " BF16, several times slower; --working-type file computes as the file is"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class SessionOptions:
 
     `threads` 0 = the cores this process may use. `n_ctx`: most tokens of one batch.
     `gpu_layers`: passed on; negative = all. `working_type`: 'auto' = BF16 where the CPU multiplies
-    it natively and no layer is offloaded, else the file's own; or 'file', 'F32', 'F16', 'BF16'.
+    it natively and no layer is offloaded, F16 for a BF16 file where it does not, else the file's
+    own; or 'file', 'F32', 'F16', 'BF16'.
     `flash_attn` None lets llama.cpp choose. `max_sequences`: most sequences of one batch.
     """
 
@@ -79,6 +84,8 @@ class Session:
             self.notes.append(
                 "this CPU has no BF16 instructions: --working-type F16 is several times faster"
             )
+        if self.working_type == "F16" and model.reference_type == "BF16":
+            self.notes.append(F16_FOR_BF16)
         self._swapped: set[str] = set()
         self._context: DecodeContext | None = None
         self.loaded = LoadedModel(model, gpu_layers=self.options.gpu_layers)

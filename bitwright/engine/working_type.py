@@ -11,9 +11,10 @@ FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 def resolve_working_type(wanted: str, reference_type: str, gpu_layers: int) -> str:
     """The type that the body's weights are computed in.
 
-    'auto' is BF16 where the CPU multiplies it natively and no layer is offloaded, else the
-    reference's own type; an already quantized reference stays as it is. Raises ConfigError when the
-    type is unknown, or wider than the reference's.
+    'auto' without offloaded layers is BF16 where the CPU multiplies it natively, and F16 for a BF16
+    file where it does not (emulated BF16 takes several times longer); else the reference's own
+    type. An already quantized reference stays as it is. Raises ConfigError when the type is
+    unknown, or wider than the reference's.
     """
     name = wanted.upper()
     if name not in {"AUTO", "FILE", *FLOAT_BYTES}:
@@ -21,7 +22,11 @@ def resolve_working_type(wanted: str, reference_type: str, gpu_layers: int) -> s
     if name == "FILE" or (name == "AUTO" and reference_type not in FLOAT_BYTES):
         return reference_type
     if name == "AUTO":
-        return "BF16" if lib.has_bf16() and gpu_layers == 0 else reference_type
+        if gpu_layers:
+            return reference_type
+        if lib.has_bf16():
+            return "BF16"
+        return "F16" if reference_type == "BF16" else reference_type
     if FLOAT_BYTES[name] > FLOAT_BYTES.get(reference_type, 1):
         raise ConfigError(
             f"working type {name} is wider than the model's own {reference_type}: weights are "

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from bitwright.engine.model_file import ModelFile
 from bitwright.engine.session import SessionOptions
+from bitwright.engine.working_type import resolve_working_type
 from bitwright.workflows.progress import Reporter
 from bitwright.workflows.run_folder import RunFolder, versions
 from bitwright.workflows.spec import WorkflowSpec
@@ -36,6 +37,8 @@ class RunContext:
             "llama-cpp-python": versions()["llama-cpp-python"],
             "n_ctx": self.options.n_ctx,
             "gpu_layers": self.options.gpu_layers,
-            "working_type": self.options.working_type,
+            "working_type": resolve_working_type(
+                self.options.working_type, self.model.reference_type, self.options.gpu_layers
+            ),
             "flash_attn": self.options.flash_attn,
         }

@@ -23,6 +23,7 @@ from bitwright.workflows.stage_allocate import allocate
 from bitwright.workflows.stage_corpus import build_corpora
 from bitwright.workflows.stage_damage import measure_damage
 from bitwright.workflows.stage_imatrix import collect_imatrices, describe_mix
+from bitwright.workflows.stage_mix import choose_mix
 
 CANDIDATES = 9  # about as many layouts as are proposed, with upstream's
 PARTIAL = 0.65  # of a whole pass: what exact partial passes take (benchmarks/damage_map.py)
@@ -60,9 +61,12 @@ def finished_stages(ctx: RunContext, plan: Plan) -> list[str]:
         done.append("corpus")
         imatrices, key = collect_imatrices(reading, corpora)
         done.append("imatrix")
+        suite = load_suite("divergence")
+        mix = choose_mix(reading, plan, corpora, imatrices, key, suite)
+        done.append("mix")
+        imatrices, key = mix.imatrices, mix.key
         damage_map, _ = measure_damage(reading, corpora, imatrices["task"], key, plan.budget_bytes)
         done.append("damage")
-        suite = load_suite("divergence")
         found = allocate(reading, plan, corpora, damage_map, imatrices["task"], key, suite)
         done.append("select")
         score_report(reading, corpora, report_entries(reading, plan, found), imatrices)
@@ -93,14 +97,16 @@ def count_passes(ctx: RunContext, plan: Plan) -> dict[str, int]:
             **load_recipe(ctx.spec.corpora[category]).chunks.as_dict(),
             **ctx.spec.chunks,
         }
-    mixed = {c for mix in (ctx.spec.imatrix.general, ctx.spec.imatrix.task) for c in mix}
+    mixed = {c for _, mix in ctx.spec.imatrix.named() for c in mix}
     total = {
         split: sum(c[split] for c in chunks.values()) for split in ("probe", "select", "report")
     }
     spec, on_target = ctx.spec, chunks[ctx.spec.target]
     searched = spec.search.rounds + spec.search.swaps + spec.study.trials
+    mixes = len(spec.imatrix.candidates) + 3 if spec.imatrix.candidates else 0  # and the reference
     return {
         "imatrix": sum(chunks[c]["calibrate"] for c in mixed),
+        "mix": total["select"] * mixes,
         "damage": count_probes(spec.damage, on_target["probe"], total["probe"], plan, len(chunks)),
         # Proposals and controls on all of select; what a search adds, on the target's part.
         "select": total["select"] * (CANDIDATES + 1) + on_target["select"] * searched,

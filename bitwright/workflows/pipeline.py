@@ -1,6 +1,7 @@
 """The whole path, read top to bottom:
 
-build_corpora → collect_imatrices → measure_damage → allocate → write_model → score → report
+build_corpora → collect_imatrices → choose_mix → measure_damage → allocate → score → write_model →
+report
 """
 
 import json
@@ -35,6 +36,7 @@ from bitwright.workflows.stage_evaluate import (
     split_chunks,
 )
 from bitwright.workflows.stage_imatrix import collect_imatrices
+from bitwright.workflows.stage_mix import choose_mix
 from bitwright.workflows.stage_quantize import WrittenFile, provenance, write_model
 from bitwright.workflows.stage_report import describe_run, write_report
 
@@ -57,7 +59,9 @@ def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
     """
     suite = load_suite("divergence")
     corpora, _ = build_corpora(ctx)
-    imatrices, imatrix_key = collect_imatrices(ctx, corpora)
+    collected, collected_key = collect_imatrices(ctx, corpora)
+    mix = choose_mix(ctx, plan, corpora, collected, collected_key, suite)
+    imatrices, imatrix_key = mix.imatrices, mix.key
     damage_map, damage_key = measure_damage(
         ctx, corpora, imatrices["task"], imatrix_key, plan.budget_bytes
     )
@@ -89,6 +93,8 @@ def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
     result["reason"] = allocation.reason
     if ctx.spec.damage.mode == "prior":
         result["not_measured"] = damage_map.notes[0]
+    if mix.record is not None:
+        result["imatrix_mix"] = dict(mix.record)
     result["price"] = kept_prices(allocation.prices, comparison)
     described = describe_run(
         ctx, {entry.label: entry.types for entry in entries}, {chosen: name}, recipe

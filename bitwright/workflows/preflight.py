@@ -63,7 +63,7 @@ def check_room(ctx: RunContext, plan: Plan) -> None:
     """Refuse a run whose files will not fit on the disk, before hours of work.
 
     Counted are the GGUF, and the packed tensors that the run folder keeps (about what
-    `CACHED_FILES` files of the budget take), less what is there already.
+    `CACHED_FILES` files of the budget take, and one per candidate mix), less what is there already.
 
     Raises:
         StorageError: with what is needed and what is there.
@@ -71,7 +71,8 @@ def check_room(ctx: RunContext, plan: Plan) -> None:
     folder = ctx.folder.path
     kept = [*(folder / "cache").rglob("*.packed"), *folder.glob("*.gguf")]
     there = sum(path.stat().st_size for path in kept)
-    check_space(folder / "cache", max(0, (1 + CACHED_FILES) * plan.budget_bytes - there))
+    files = 1 + CACHED_FILES + len(ctx.spec.imatrix.candidates)
+    check_space(folder / "cache", max(0, files * plan.budget_bytes - there))
 
 
 def stock_layout(ctx: RunContext, ftype: str) -> dict[str, str]:

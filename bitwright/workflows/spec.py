@@ -23,10 +23,19 @@ class _Strict(BaseModel):
 
 
 class ImatrixMixes(_Strict):
-    """Shares by tokens of each category, for the two imatrices that are compared."""
+    """Shares by tokens of each category, for the two imatrices that are compared.
+
+    ``candidates``: other mixes to measure in place of ``task``; the best is taken (see stage_mix).
+    """
 
     general: Mix = {"general": 1.0}
     task: Mix
+    candidates: tuple[Mix, ...] = ()
+
+    def named(self) -> list[tuple[str, Mix]]:
+        """Every mix, with the key that names it in the file."""
+        others = [(f"imatrix.candidates.{i}", mix) for i, mix in enumerate(self.candidates)]
+        return [("imatrix.general", self.general), ("imatrix.task", self.task), *others]
 
 
 class DamageSettings(_Strict):
@@ -143,8 +152,8 @@ class WorkflowSpec(_Strict):
     @model_validator(mode="after")
     def _categories_exist(self) -> "WorkflowSpec":
         needed = {self.target: "target"}
-        for name, mix in (("general", self.imatrix.general), ("task", self.imatrix.task)):
-            needed.update(dict.fromkeys(mix, f"imatrix.{name}"))
+        for name, mix in self.imatrix.named():
+            needed.update(dict.fromkeys(mix, name))
         for category, where in needed.items():
             if category not in self.corpora:
                 raise ValueError(

@@ -30,7 +30,7 @@ def collect_imatrices(ctx: RunContext, corpora: Mapping[str, Corpus]) -> tuple[I
     mixes = {"general": dict(ctx.spec.imatrix.general), "task": dict(ctx.spec.imatrix.task)}
     described = "; ".join(f"{name} = {describe_mix(mix)}" for name, mix in mixes.items())
     ctx.reporter.stage("imatrix", described)
-    needed = [c for c in ctx.categories if any(c in mix for mix in mixes.values())]
+    needed = [c for c in ctx.categories if any(c in mix for _, mix in ctx.spec.imatrix.named())]
     keys = _collect_categories(ctx, {c: corpora[c].split("calibrate") for c in needed})
     inputs = {"mixes": mixes, "categories": keys}
     key = key_of("imatrix", inputs)

@@ -101,11 +101,17 @@ def load_extras(folder: RunFolder, result: Mapping[str, Any]) -> ReportExtras:
         corpora=statistics,  # type: ignore[arg-type]
         noise_nats=evaluate["noise_nats"],
         recipe=evaluate["recipe"],
-        notes=[f"imatrix: {note}" for note in imatrix["task"].get("notes", ())],
+        notes=[*mix_notes(result), *(f"imatrix: {n}" for n in imatrix["task"].get("notes", ()))],
         base_model=evaluate["base_model"],
         license=evaluate["license"],
         command=evaluate["command"],
     )
+
+
+def mix_notes(result: Mapping[str, Any]) -> list[str]:
+    """What choosing the imatrix's mix came to; nothing where none was chosen."""
+    mix = result.get("imatrix_mix")
+    return [] if not mix else [f"imatrix mix: {mix['sentence']}"]
 
 
 def _stage_result(folder: RunFolder, stage: str) -> dict[str, Any]:

@@ -253,7 +253,10 @@ def test_choice_of_the_working_type(monkeypatch):
     assert resolve_working_type("auto", "Q8_0", 0) == "Q8_0"
     assert resolve_working_type("f32", "F32", 0) == "F32"
     monkeypatch.setattr(lib, "has_bf16", lambda: False)
-    assert resolve_working_type("auto", "BF16", 0) == "BF16"
+    assert resolve_working_type("auto", "BF16", 0) == "F16"
+    assert resolve_working_type("auto", "BF16", 10) == "BF16"
+    assert resolve_working_type("auto", "F16", 0) == "F16"
+    assert resolve_working_type("file", "BF16", 0) == "BF16"
     with pytest.raises(ConfigError, match="F32 is wider than the model's own F16"):
         resolve_working_type("F32", "F16", 0)
     with pytest.raises(ConfigError, match="not one of"):

@@ -1,0 +1,145 @@
+"""Stage 2b: which task:general mix of the imatrix is best, by measuring instead of by taste.
+
+Upstream's layout of the baseline is packed with each mix and measured whole on the ``select``
+split. The declared task mix stays unless another is better on the target by more than the paired
+interval; and no mix may cost another category more than its declared price over the general
+imatrix. All later stages, the baseline among them, then use the chosen mix as the task imatrix.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitwright.allocator.terms import off_target_prices
+from bitwright.corpora.records import Corpus
+from bitwright.engine.imatrix import Imatrix
+from bitwright.engine.imatrix_file import read_imatrix, write_imatrix
+from bitwright.engine.imatrix_merge import merge_imatrices
+from bitwright.eval.divergence import Candidate, ScoreTable
+from bitwright.eval.scores import kld_ratio, mean_kld
+from bitwright.eval.suite import DivergenceSuite
+from bitwright.workflows.context import RunContext
+from bitwright.workflows.preflight import Plan
+from bitwright.workflows.run_folder import key_of
+from bitwright.workflows.spec import Mix
+from bitwright.workflows.stage_allocate import broken_prices
+from bitwright.workflows.stage_damage import make_packer
+from bitwright.workflows.stage_evaluate import score_on, split_chunks
+from bitwright.workflows.stage_imatrix import Imatrices, describe_mix
+
+GENERAL, DECLARED = "general", "task"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenMix:
+    """The imatrices to go on with, their key, and what was measured (None without candidates)."""
+
+    imatrices: Imatrices
+    key: str
+    record: Mapping[str, Any] | None
+
+
+def choose_mix(
+    ctx: RunContext,
+    plan: Plan,
+    corpora: Mapping[str, Corpus],
+    imatrices: Imatrices,
+    key: str,
+    suite: DivergenceSuite,
+) -> ChosenMix:
+    """The task imatrix as declared, or the candidate mix that measures better."""
+    if not ctx.spec.imatrix.candidates:
+        return ChosenMix(imatrices, key, None)
+    mixes = named_mixes(ctx)
+    found = {name: _imatrix(ctx, imatrices, name, mix) for name, mix in mixes.items()}
+    layout = plan.stock[ctx.spec.baseline]
+    candidates = [
+        Candidate(name, layout, make_packer(ctx, DECLARED, one), one.sha256())
+        for name, one in found.items()
+    ]
+    chunks = split_chunks(ctx, corpora, "select")
+    scored = score_on(ctx, "mix", candidates, chunks, ctx.options)
+    target = ctx.spec.target
+    measured = {
+        name: {c: mean_kld(scored.table, name, c, suite) for c in ctx.categories} for name in mixes
+    }
+    known = {n: {c: v for c, v in by.items() if v is not None} for n, by in measured.items()}
+    prices = off_target_prices(ctx.spec.price, ctx.categories, target)
+    broken = {n: broken_prices(known[n], known[GENERAL], prices, scored.noise_nats) for n in mixes}
+    best, ratios = pick(scored.table, tuple(mixes), broken, target, suite)
+    sentence = mix_sentence(mixes, best, target, ratios)
+    record = {
+        "chosen": best,
+        "mixes": {name: dict(mix) for name, mix in mixes.items()},
+        "measured": known,
+        "ratios": ratios,
+        "broken_prices": broken,
+        "sentence": sentence,
+    }
+    ctx.reporter.note(sentence)
+    inputs = {"imatrix": key, "measured": known, "chosen": best}
+    path = ctx.folder.file("imatrix", "chosen.gguf")
+
+    def compute() -> tuple[dict[str, Any], list[Path]]:
+        write_imatrix(found[best], path)
+        return record, [path]
+
+    ctx.folder.stage("mix", key_of("mix", inputs), compute, inputs=inputs)
+    chosen = {**imatrices, DECLARED: read_imatrix(path)}
+    return ChosenMix(chosen, key_of("mix-imatrix", key, chosen[DECLARED].sha256()), record)
+
+
+def pick(
+    table: ScoreTable,
+    names: Sequence[str],
+    broken: Mapping[str, Mapping[str, float]],
+    target: str,
+    suite: DivergenceSuite,
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The first name, unless a later one that keeps the prices is better beyond its interval.
+
+    Also each later one's ratio over the best before it.
+    """
+    best, ratios = names[0], {}
+    for name in names[1:]:
+        ratio = kld_ratio(table, name, best, target, suite)
+        ratios[name] = {"over": best, **ratio.as_dict()}
+        if ratio.high is not None and ratio.high < 1.0 and not broken[name]:
+            best = name
+    return best, ratios
+
+
+def named_mixes(ctx: RunContext) -> dict[str, Mix]:
+    """The declared mix, the general one, and the candidates by what they are."""
+    spec = ctx.spec.imatrix
+    found = {DECLARED: dict(spec.task), GENERAL: dict(spec.general)}
+    for mix in spec.candidates:
+        if dict(mix) not in found.values():
+            found[describe_mix(mix)] = dict(mix)
+    return found
+
+
+def mix_sentence(
+    mixes: Mapping[str, Mix], best: str, target: str, ratios: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """What was chosen and on what grounds."""
+    tried = f"of {len(mixes)} imatrix mixes measured with upstream's layout"
+    if best == DECLARED:
+        return (
+            f"{tried}, none was shown to be better on {target} than the declared"
+            f" {describe_mix(mixes[best])} within the prices"
+        )
+    ratio = ratios[best]
+    return (
+        f"{tried}, {describe_mix(mixes[best])} was better on {target}: ×{ratio['value']:.3f}"
+        f" [{ratio['low']:.3f}, {ratio['high']:.3f}] of the KLD with the mix before it"
+    )
+
+
+def _imatrix(ctx: RunContext, imatrices: Imatrices, name: str, mix: Mix) -> Imatrix:
+    if name in imatrices:
+        return imatrices[name]
+    folder = ctx.folder.path / "imatrix"
+    parts = [(read_imatrix(folder / f"category-{c}.gguf"), share) for c, share in mix.items()]
+    return merge_imatrices(parts)
