@@ -285,6 +285,24 @@ def next_correction(correction: Nats, sums: Nats, measured_high: Nats) -> dict[s
     return found
 
 
+def nearer_correction(local: Nats, safe_with: Nats, unsafe_with: Nats | None) -> dict[str, float]:
+    """A smaller correction to try: the safe layout's own, between the two that are known.
+
+    ``safe_with`` led to a layout that was safe, ``unsafe_with`` (None: none yet) to one that was
+    not; where the safe layout's own ratio would be under their middle, the middle is taken.
+    """
+    found = {}
+    for category, safe in safe_with.items():
+        least = 0.0 if unsafe_with is None else math.sqrt(unsafe_with[category] * safe)
+        found[category] = min(safe, max(local[category], least))
+    return found
+
+
+def steps_bytes(groups: Sequence[Group], chosen: Mapping[str, str]) -> int:
+    """Bytes of the groups' tensors at the chosen steps."""
+    return sum(g.size_bytes[chosen[g.name]] for g in groups)
+
+
 def damage_share(nats: Nats, thresholds_nats: Nats) -> float:
     """Mean over categories of damage as a part of the threshold."""
     parts = [

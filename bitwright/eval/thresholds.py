@@ -134,7 +134,10 @@ def calibrate(
 def _crossing(
     x: Floats, means: Floats, reference_mean: float, max_loss: float
 ) -> tuple[float, bool]:
-    """Where the loss, made monotone over ``x``, reaches ``max_loss``; else the last x."""
+    """Where the loss, made monotone over ``x``, reaches ``max_loss``; else the last x.
+
+    Before the first file the loss is taken to grow in proportion to the KLD, from none at none.
+    """
     if reference_mean == 0.0:
         return float(x[-1]), False
     loss = monotone((reference_mean - means) / abs(reference_mean))
@@ -142,7 +145,9 @@ def _crossing(
     if not len(over):
         return float(x[-1]), False
     i = int(over[0])
-    if i == 0 or loss[i] == loss[i - 1]:
+    if i == 0:
+        return float(x[0] + np.log(max_loss / loss[0])), True
+    if loss[i] == loss[i - 1]:
         return float(x[i]), True
     part = (max_loss - loss[i - 1]) / (loss[i] - loss[i - 1])
     return float(x[i - 1] + part * (x[i] - x[i - 1])), True

@@ -153,16 +153,17 @@ def group_cell(one: Mapping[str, Any]) -> str:
 def found_lines(result: Mapping[str, Any]) -> list[str]:
     """How each build was found."""
     rounds = result["back_off"]
+    kept = next(one for one in rounds if one["kept"])
     lines = [f"Tightrope: {result['tightrope']['how']}."]
-    if len(rounds) == 1:
+    if kept is rounds[0]:
         lines.append("Bedrock: every group at its lowest safe type; together they are safe too.")
     else:
         lines.append(
             "Bedrock: groups that are safe alone were not shown safe together; "
-            f"{len(rounds[-1]['raised'])} of {len(result['groups'])} were raised, in "
-            f"{len(rounds) - 1} rounds."
+            f"{len(kept['raised'])} of {len(result['groups'])} were raised "
+            f"({len(rounds)} whole layouts measured)."
         )
-    left = rounds[-1]["not_shown_safe"]
+    left = kept["not_shown_safe"]
     if left:
         lines.append(
             f"Bedrock is not shown under the threshold on {', '.join(left)} (select text): more "

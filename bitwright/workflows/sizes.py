@@ -91,15 +91,22 @@ def measure_sizes(
     *,
     split: str = "report",
     half: int = 0,
+    n_items: int | None = None,
 ) -> Measured:
-    """KLD of every size on a split, and every executed task; resumes in the run folder."""
+    """KLD of every size on a split, and every executed task; resumes in the run folder.
+
+    ``n_items``: of each task, where fewer than the workflow's are enough.
+    """
+    settings = ctx.spec.scores
+    if n_items is not None:
+        settings = settings.model_copy(update={"items": min(settings.items, n_items)})
     ordered = tuple(sorted(layouts, key=lambda one: (-one.size_bytes, one.label)))
     key = imatrix.sha256()
     candidates = [Candidate(one.label, one.types, packer, key) for one in ordered]
     scored = score_on(
         ctx, folder, candidates, split_chunks(ctx, corpora, split), report_options(ctx)
     )
-    items = score_sizes(ctx, ordered, packer, key, ctx.spec.scores, half)
+    items = score_sizes(ctx, ordered, packer, key, settings, half)
     reference = headlines(items[REFERENCE])
     tasks = {c: r for c, r in reference.items() if r.outcomes}
     bpw = [one.bpw for one in ordered]

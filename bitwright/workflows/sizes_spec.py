@@ -17,6 +17,8 @@ class _Strict(BaseModel):
 class ItemSettings(_Strict):
     """Which executed suites are run, on how many items of each task.
 
+    ``off_target_items``: of tasks outside the target category, whose suites are there for breadth;
+    0: as many as ``items``.
     ``likelihood_items``: of tasks without answers to check, whose values vary less.
     ``max_tokens``: most tokens of an answer, where a task allows more; 0 leaves it to the task.
     ``max_loss``: the share of the reference's score that counts as harm. ``tasks``: the only ones
@@ -28,6 +30,7 @@ class ItemSettings(_Strict):
 
     suites: Annotated[tuple[str, ...], Field(min_length=1)] = ("builtin",)
     items: Annotated[int, Field(ge=1, le=100_000)] = 200
+    off_target_items: Annotated[int, Field(ge=0, le=100_000)] = 0
     likelihood_items: Annotated[int, Field(ge=1, le=100_000)] = 50
     max_tokens: Annotated[int, Field(ge=0, le=100_000)] = 0
     max_loss: Share = 0.10
@@ -66,9 +69,10 @@ class VariantSettings(_Strict):
 
     ``groups``: what walks down together: 'role' (all layers), 'role-band' (``bands`` depth bands)
     or 'tensor'. ``threshold_nats``: the KLD that counts as harm, or 'calibrated' from the sweep's
-    executed scores. ``start``: the type where each walk begins; it goes up only where that is not
+    executed scores, on ``calibration_items`` of each task. ``start``: the type where each walk begins; it goes up only where that is not
     shown safe. ``first_chunks``: chunks of each category for every step; all others are used only
-    where an interval holds the threshold.
+    where an interval holds the threshold. ``refine_rounds``: most layouts measured to take back
+    bytes of a Bedrock that had to be raised.
     """
 
     groups: Literal["role", "role-band", "tensor"] = "role-band"
@@ -76,5 +80,7 @@ class VariantSettings(_Strict):
     threshold_nats: Annotated[float, Field(gt=0)] | Literal["calibrated"] = "calibrated"
     start: str = "Q4_K"
     first_chunks: Annotated[int, Field(ge=1)] = 2
+    calibration_items: Annotated[int, Field(ge=1, le=100_000)] = 100
     back_off_rounds: Annotated[int, Field(ge=1, le=100)] = 12
+    refine_rounds: Annotated[int, Field(ge=0, le=100)] = 4
     curve_points: Annotated[int, Field(ge=1, le=50)] = 5

@@ -139,7 +139,15 @@ def learn_thresholds(
         )
     layouts = sweep_layouts(ctx, imatrix)
     measured = measure_sizes(
-        ctx, "calibration", layouts, corpora, packer, imatrix, split="select", half=1
+        ctx,
+        "calibration",
+        layouts,
+        corpora,
+        packer,
+        imatrix,
+        split="select",
+        half=1,
+        n_items=ctx.spec.variants.calibration_items,
     )
     found = {c: _calibrated(ctx, measured, c) for c in measured.paired if c in ctx.categories}
     if not found:

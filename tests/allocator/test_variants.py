@@ -14,6 +14,7 @@ from bitwright.allocator.variants import (
     damage_share,
     knee,
     make_groups,
+    nearer_correction,
     next_correction,
     next_step,
     one_past,
@@ -206,6 +207,12 @@ def test_groups_safe_together_do_not_back_off():
 def test_corrections_never_fall():
     assert next_correction({"code": 2.0}, {"code": 0.1}, {"code": 0.1}) == {"code": 2.0}
     assert next_correction({}, {"code": 0.1}, {"code": 0.3})["code"] == pytest.approx(3.0)
+
+
+def test_a_nearer_correction_lies_between_the_known_ones():
+    assert nearer_correction({"code": 2.0}, {"code": 8.0}, None) == {"code": 2.0}
+    assert nearer_correction({"code": 1.0}, {"code": 8.0}, {"code": 2.0}) == {"code": 4.0}
+    assert nearer_correction({"code": 9.0}, {"code": 8.0}, None) == {"code": 8.0}
 
 
 # Gambit and Tightrope

@@ -100,6 +100,13 @@ def test_a_score_that_never_falls_gives_the_largest_kld_seen() -> None:
     assert found.kld_nats == pytest.approx(0.2)
 
 
+def test_a_first_file_that_lost_too_much_is_no_threshold_itself() -> None:
+    scores = np.stack([items(0.2), items(0.6)])
+    found = calibrate([0.04, 0.5], scores, items(0.0), 0.10, np.random.default_rng(0))
+    assert found.reached
+    assert found.kld_nats == pytest.approx(0.02)
+
+
 def test_monotone_pools_what_falls() -> None:
     assert monotone(np.array([1.0, 3.0, 2.0, 4.0])).tolist() == [1.0, 2.5, 2.5, 4.0]
     assert monotone(np.array([3.0, 2.0, 1.0])).tolist() == [2.0, 2.0, 2.0]

@@ -185,12 +185,14 @@ BUILDS = {
     ],
     "back_off": [
         {
+            "kept": False,
             "raised": [],
             "not_shown_safe": ["tool_calling"],
             "predicted_nats": {"tool_calling": 0.1},
             "measured_nats": {"tool_calling": [0.3, 0.2, 0.4]},
         },
         {
+            "kept": True,
             "raised": ["attn_q.0-1"],
             "not_shown_safe": [],
             "predicted_nats": {"tool_calling": 0.05},
@@ -209,7 +211,7 @@ def test_the_builds_stand_in_one_table_beside_stock_with_their_comparisons() -> 
     assert "×0.500 [0.400, 0.600]" in text
     assert "+0.100 [+0.020, +0.180]" in text
     assert "0.2 [0.15, 0.3]" in text
-    assert "not shown safe together; 1 of 1 were raised, in 1 rounds" in text
+    assert "not shown safe together; 1 of 1 were raised (2 whole layouts measured)" in text
     assert "mix (no type holds 90 %)" in text
 
 

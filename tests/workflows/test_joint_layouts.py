@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from bitwright.allocator.variants import predicted
+from bitwright.allocator.variants import predicted, steps_bytes
 from bitwright.errors import BudgetError
 from bitwright.eval.statistics import Interval
-from bitwright.workflows.joint_layouts import Meter, balance, settle
+from bitwright.workflows.bedrock import settle
+from bitwright.workflows.joint_layouts import balance
+from bitwright.workflows.layout_meter import Meter
 from bitwright.workflows.progress import Silent
 from bitwright.workflows.sizes_spec import VariantSettings
 from tests.allocator.test_variants import damage, group
@@ -35,12 +37,16 @@ class Options:
 
 @dataclass
 class FakeMeter:
-    """Measures ``factor`` times the sum, with ``half`` of it as the interval's half width."""
+    """Measures ``factor`` times the sum, with ``half`` of it as the interval's half width.
+
+    ``worse``: how much worse sums add up the larger they are (a power of sum over threshold).
+    """
 
     groups: list[Any]
     prices: dict[str, Any]
     factor: float
     half: float | None = 0.1
+    worse: float = 0.0
     rounds: list[dict[str, Any]] = field(default_factory=list)
     thresholds_nats = THRESHOLDS
     ctx: Any = field(default_factory=lambda: CONTEXT)
@@ -50,7 +56,7 @@ class FakeMeter:
         sums = predicted(self.groups, self.prices, chosen)
         found = {}
         for category, nats in sums.items():
-            value = self.factor * nats
+            value = self.factor * nats * max(1.0, nats / THRESHOLDS[category]) ** self.worse
             width = None if self.half is None else self.half * value
             found[category] = Interval(
                 value,
@@ -77,10 +83,29 @@ def test_unsafe_together_backs_off_and_every_round_is_recorded(factor: float) ->
     joint = meter.measure("again", {g.tensors[0]: chosen[g.name] for g in groups})
     assert meter.unsafe(joint) == []
     assert meter.rounds[0]["not_shown_safe"] == ["code", "chat"]
-    assert meter.rounds[-1]["not_shown_safe"] == []
+    (kept,) = [one for one in meter.rounds if one["kept"]]
+    assert kept["not_shown_safe"] == []
+    assert kept["raised"]
     assert 2 <= len(meter.rounds) <= 4
-    assert meter.rounds[-1]["raised"]
     assert correction["code"] == pytest.approx(1.1 * factor)
+
+
+@pytest.mark.parametrize("worse", [0.5, 1.0])
+def test_bytes_that_were_too_many_are_taken_back(worse: float) -> None:
+    """The first layout is far over, where sums add up much worse than near the threshold."""
+    groups, prices, meter, options = made(1.0)
+    meter.worse = worse
+    lowest = {g.name: "Q2_K" for g in groups}
+    chosen, _ = settle(meter, groups, prices, lowest, options)
+    first_safe = next(one for one in meter.rounds if not one["not_shown_safe"])
+    (kept,) = [one for one in meter.rounds if one["kept"]]
+    assert kept["size_bytes"] < first_safe["size_bytes"]
+    assert kept["not_shown_safe"] == []
+    assert steps_bytes(groups, chosen) == kept["size_bytes"]
+    # No layout of fewer bytes that was measured is safe.
+    assert all(
+        one["not_shown_safe"] for one in meter.rounds if one["size_bytes"] < kept["size_bytes"]
+    )
 
 
 def test_safe_together_is_left_alone() -> None:
