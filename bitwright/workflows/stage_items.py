@@ -90,6 +90,8 @@ def suite_options(settings: ItemSettings) -> SuiteOptions:
 
 def _limited(ctx: RunContext, task: TaskSpec, settings: ItemSettings, half: int) -> TaskSpec:
     most = settings.likelihood_items if task.method in LIKELIHOODS else settings.items
+    if task.category != ctx.spec.target and settings.off_target_items:
+        most = min(most, settings.off_target_items)
     limit = min(task.limit or most, most) if task.source_parts[0] != "builtin" else most
     changes: dict[str, object] = {"limit": limit, "seed": task.seed + ctx.spec.seed, "half": half}
     if settings.max_tokens:

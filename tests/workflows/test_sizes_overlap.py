@@ -1,6 +1,8 @@
-"""A sweep refuses items that stand in the text it was calibrated on."""
+"""Items of a sweep: refused where they stand in its calibration text; depth and breadth."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -8,6 +10,9 @@ from bitwright.engine.model_file import open_model
 from bitwright.engine.tokenizer import Tokenizer
 from bitwright.eval.outcome import load_results
 from bitwright.workflows.calibration import calibration_texts
+from bitwright.workflows.context import RunContext
+from bitwright.workflows.spec import load_workflow
+from bitwright.workflows.stage_items import suite_tasks
 from tests.eval.hub_rows import ARC, write_lines
 from tests.workflows.support import bitwright
 from tests.workflows.test_sizes import write_sizes
@@ -57,3 +62,14 @@ def test_items_of_the_runs_own_text_are_named_before_the_first_size_is_scored(
     assert f"1 of 3 evaluation items stand in the calibration text (arc/1 in {name}" in ran.err
     workflow.write_text(text.replace("items = 5", "items = 5\nallow_overlap = true"))
     assert bitwright(*line).code == 0
+
+
+def test_the_target_is_asked_in_depth_and_the_others_in_breadth() -> None:
+    spec, _ = load_workflow("tool-calling-threshold")
+    ctx = cast(RunContext, SimpleNamespace(spec=spec))
+    wide = spec.scores.model_copy(update={"off_target_items": 30})
+    limits = {task.name: task.limit for task in suite_tasks(ctx, wide)}
+    assert (limits["tool_exact"], limits["math"], limits["chat"]) == (200, 30, 30)
+    assert limits["tool_nats"] == spec.scores.likelihood_items
+    even = {task.name: task.limit for task in suite_tasks(ctx, spec.scores)}
+    assert even["math"] == even["tool_exact"] == 200
