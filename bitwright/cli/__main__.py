@@ -1,0 +1,5 @@
+"""python -m bitwright.cli"""
+
+from bitwright.cli import main
+
+main()
