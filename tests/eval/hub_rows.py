@@ -100,6 +100,48 @@ HELLASWAG = [
 ]
 
 
+WEATHER, PLACE = (
+    {
+        "name": name,
+        "description": f"Gets the {what}.",
+        "parameters": {
+            "type": "dict",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city"],
+        },
+    }
+    for name, what in (("weather.get", "weather"), ("find_place", "map"))
+)
+_CALL = {"weather.get": {"city": ["Oslo", "oslo"], "days": ["", 3]}}
+_OTHER = {"find_place": {"city": ["Bergen"], "days": [""]}}
+# BFCL's category → (functions offered, accepted calls; None: no function fits)
+BFCL = {
+    "simple_python": ([WEATHER], [_CALL]),
+    "multiple": ([WEATHER, PLACE], [_CALL]),
+    "parallel": ([WEATHER], [_CALL, _CALL]),
+    "parallel_multiple": ([WEATHER, PLACE], [_CALL, _OTHER]),
+    "irrelevance": ([PLACE], None),
+    "live_simple": ([WEATHER], [_CALL]),
+    "live_multiple": ([PLACE, WEATHER], [_CALL]),
+    "live_irrelevance": ([PLACE], None),
+}
+
+
+def write_bfcl(folder: Path) -> Path:
+    """BFCL v4's files for every category of the suite, two rows each."""
+    (folder / "possible_answer").mkdir(parents=True)
+    for category, (functions, calls) in BFCL.items():
+        name = f"BFCL_v4_{category}.json"
+        question = [[{"role": "user", "content": "How will the weather be in Oslo?"}]]
+        ids = [f"{category}_{i}" for i in range(2)]
+        rows = [{"id": i, "question": question, "function": functions} for i in ids]
+        write_lines(folder / name, rows)
+        if calls is not None:
+            answers = [{"id": i, "ground_truth": calls} for i in ids]
+            write_lines(folder / "possible_answer" / name, answers)
+    return folder
+
+
 def write_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
     """Rows as JSON Lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -20,6 +20,7 @@ from tests.eval.hub_rows import (
     HELLASWAG,
     IFEVAL,
     IFEVAL_SENTENCES,
+    write_bfcl,
     write_hub_rows,
     write_lines,
 )
@@ -98,6 +99,32 @@ def test_code_executes_humaneval_and_both_forms_of_mbpp(rows, tmp_path, capsys):
     results, _ = load_results(tmp_path / "out")
     known = {"correct", "failed", "timeout", "no_code", "exited_early", "too_long", "memory"}
     assert {o.verdict for result in results for o in result.outcomes} <= known
+
+
+def test_tool_calling_runs_every_category_of_bfcl_on_local_files(tmp_path, capsys):
+    data = write_bfcl(tmp_path / "bfcl")
+    evaluate_suite(DEMO, [], SuiteChoice("tool_calling", data), tmp_path / "out", QUIET)
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["tasks"]) == 10
+    assert {task["n"] for task in found["tasks"].values()} == {2}
+    assert found["tasks"]["bfcl_choice"]["chance"] == 0.5
+    results = {result.name: result for result in load_results(tmp_path / "out")[0]}
+    wrong = sum(
+        o.verdict != "correct"
+        for r in results.values()
+        for o in r.outcomes
+        if r.metric == "exact_call"
+    )
+    assert sum(found["failures"]["tool_calling"].values()) == wrong
+    rate = results["bfcl_irrelevance"].notes["call_rate_when_relevant"]
+    called = [
+        o.verdict != "no_call"
+        for r in results.values()
+        for o in r.outcomes
+        if r.metric == "exact_call" and o.expected
+    ]
+    assert len(called) == 12
+    assert rate == sum(called) / 12
 
 
 def test_rows_are_spread_over_the_file_and_limited(rows, tmp_path):
