@@ -18,12 +18,19 @@ def require_memory(
     Raises:
         ConfigError: it does not fit; the message says what would.
     """
-    if available_bytes is None:
-        return
     chunks = [chunk for many in chunks_by_category.values() for chunk in many]
     rows = max((len(chunk.rows()) for chunk in chunks), default=0)
+    require_rows(rows, n_vocab, available_bytes)
+
+
+def require_rows(rows: int, n_vocab: int, available_bytes: int | None) -> None:
+    """The same for a chunk that is not built yet; None where free memory is not known.
+
+    Raises:
+        ConfigError: it does not fit; the message says what would.
+    """
     needed = chunk_bytes(rows, n_vocab)
-    if needed > available_bytes:
+    if available_bytes is not None and needed > available_bytes:
         fits = max(1, available_bytes // chunk_bytes(1, n_vocab))
         raise ConfigError(
             f"a chunk of {rows} scored tokens × {n_vocab} logits needs {needed / 1e9:.1f} GB and "

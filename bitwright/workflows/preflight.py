@@ -12,7 +12,9 @@ from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.quantized_file import predict_size
 from bitwright.engine.session import check_loadable
 from bitwright.engine.tensors import is_quantizable
+from bitwright.engine.tokenizer import Tokenizer
 from bitwright.engine.upstream import upstream_layout
+from bitwright.eval.memory import available_memory, require_rows
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.stage_quantize import provenance
 
@@ -60,14 +62,17 @@ def make_plan(ctx: RunContext) -> Plan:
 
 
 def check_room(ctx: RunContext, plan: Plan) -> None:
-    """Refuse a run whose files will not fit on the disk, before hours of work.
+    """Refuse a run whose files do not fit on the disk, or its logits in memory, at the start.
 
     Counted are the GGUF, and the packed tensors that the run folder keeps (about what
     `CACHED_FILES` files of the budget take, and one per candidate mix), less what is there already.
 
     Raises:
         StorageError: with what is needed and what is there.
+        ConfigError: a chunk of this context takes more memory than is free.
     """
+    with Tokenizer(ctx.model) as tokenizer:
+        require_rows(ctx.options.n_ctx, tokenizer.n_vocab, available_memory())
     folder = ctx.folder.path
     kept = [*(folder / "cache").rglob("*.packed"), *folder.glob("*.gguf")]
     there = sum(path.stat().st_size for path in kept)
