@@ -16,6 +16,8 @@ from bitwright.engine.session import Session, SessionOptions
 from bitwright.errors import ConfigError, InputError
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSpec
+from tests.eval.hub_rows import ARC as ARC_ROWS
+from tests.eval.hub_rows import write_lines
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -124,3 +126,52 @@ def test_lm_eval_knows_the_model_by_name_without_an_import():
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=env
     )
     assert done.stdout.split() == ["BitwrightLM", "True"], done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_line_of_lm_eval_runs_on_a_gguf(scorer, tmp_path):
+    """`lm_eval --model bitwright --model_args path=…` gives what our suites give."""
+    from bitwright.eval.harness_tasks import load_harness_task, run_harness_task
+
+    write_lines(tmp_path / "arc.jsonl", ARC_ROWS)
+    task = {
+        "include": "arc/arc_easy.yaml",
+        "task": "ours_arc",
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "arc.jsonl")}},
+        "training_split": None,
+        "fewshot_split": None,
+        "validation_split": None,
+    }
+    import lm_eval
+
+    folder = Path(lm_eval.__file__).parent / "tasks"
+    task["include"] = str(folder / task["include"])
+    (tmp_path / "ours_arc.yaml").write_text(json.dumps(task))
+    package = Path(bitwright.__file__).parent
+    program = (
+        f"import site; site.addsitedir({str(package / 'eval')!r})\n"
+        "from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    )
+    line = [sys.executable, "-c", program, "run", "--model", "bitwright"]
+    line += ["--model_args", f"path={open_model('demo').path},threads=1", "--tasks", "ours_arc"]
+    line += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
+    line += ["--log_samples"]
+    env = {**os.environ, "PYTHONPATH": str(package.parent)}
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (kept,) = (tmp_path / "out").rglob("samples_*.jsonl")
+    samples = [json.loads(text) for text in kept.read_text().splitlines()]
+    spec = TaskSpec(
+        name="arc",
+        category="general",
+        method="lm_eval",
+        source="lm_eval:arc/arc_easy.yaml",
+        file="arc.jsonl",
+        metric="acc",
+    )
+    own = run_harness_task(scorer, load_harness_task(spec, tmp_path))
+    assert [s["acc"] for s in sorted(samples, key=lambda s: s["doc_id"])] == [
+        outcome.value for outcome in own.outcomes
+    ]
