@@ -17,7 +17,8 @@ from bitwright.eval.divergence import document_ids
 from bitwright.eval.tokens import TokenTable, load_tables
 from bitwright.workflows.run_folder import RunFolder
 
-STAGE = "report-scores"
+# Where a workflow keeps its last scores: of a build (and of `evaluate`), of variants, of a sweep.
+STAGES = ("report", "final", "sweep")
 TEXTS = "documents.json"  # beside the scores, where the folder has no corpus of its own
 Documents = Mapping[str, tuple[str, ...]]
 
@@ -44,6 +45,7 @@ class RunRecord:
     """What a folder says of its scores: labels in order, the chosen and the baseline one."""
 
     folder: RunFolder
+    stage: str
     manifest: Mapping[str, Any]
     labels: tuple[str, ...]
     target: str | None
@@ -51,9 +53,10 @@ class RunRecord:
     baseline: str | None
 
 
-def has_scores(folder: Path) -> bool:
-    """Whether the folder holds per-token scores."""
-    return (folder / f"{STAGE}.json").is_file()
+def scores_stage(folder: Path) -> str | None:
+    """The stage whose per-token scores the folder holds; None where it holds none."""
+    found = [stage for stage in STAGES if (folder / f"{stage}-scores.json").is_file()]
+    return found[0] if found else None
 
 
 def read_record(folder: Path) -> RunRecord:
@@ -62,19 +65,20 @@ def read_record(folder: Path) -> RunRecord:
     Raises:
         InputError: it cannot be read.
     """
-    opened = RunFolder(folder, read_only=True)
-    manifest = opened.manifest(STAGE)
+    opened, stage = RunFolder(folder, read_only=True), scores_stage(folder)
+    manifest = opened.manifest(f"{stage}-scores")
     try:
+        assert stage is not None
         assert manifest is not None
         labels = tuple(manifest["inputs"]["layouts"])
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         found = {key: result.get(key) for key in ("target", "chosen", "baseline")}
     except (AssertionError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{folder} is no run that has ended ({type(error).__name__} in {STAGE}.json or "
+            f"{folder} is no run that has ended ({type(error).__name__} in {stage}-scores.json or "
             "result.json): run the same command again, it goes on where it stopped"
         ) from None
-    return RunRecord(opened, manifest, labels, **found)
+    return RunRecord(opened, stage, manifest, labels, **found)
 
 
 def load_scores(record: RunRecord, label: str | None = None) -> RunScores:
@@ -93,13 +97,13 @@ def load_scores(record: RunRecord, label: str | None = None) -> RunScores:
         )
     chunks = {str(c): str(sha) for c, sha in inputs["chunks"].items()}
     documents, ids = _texts(folder, tuple(chunks))
-    path = folder / "report" / "scores" / f"{record.labels.index(label)}.npz"
+    path = folder / record.stage / "scores" / f"{record.labels.index(label)}.npz"
     tables = load_tables(path, str(record.manifest["key"]), label, documents)
     if tables is None or len(tables) != len(chunks):
         raise InputError(f"the scores in {path} are missing or damaged: run the workflow again")
     by_category = {table.category: table for table in tables}
     return RunScores(
-        name=f"{folder.name}:{label}",
+        name=f"{folder}:{label}",
         target=record.target,
         model=_reference(record, inputs),
         chunks=chunks,

@@ -23,9 +23,9 @@ from bitwright.workflows.run_folder import RunFolder
 from bitwright.workflows.run_scores import (
     RunRecord,
     RunScores,
-    has_scores,
     load_scores,
     read_record,
+    scores_stage,
 )
 
 ENGINE = ("llama-cpp-python", "n_ctx", "gpu_layers", "working_type", "flash_attn")
@@ -111,7 +111,7 @@ def parse(text: str) -> Named:
     kinds = set()
     if (folder / "results.json").is_file() and label is None:
         kinds.add("suite")
-    if has_scores(folder):
+    if scores_stage(folder):
         kinds.add("run")
     if not kinds:
         raise InputError(f"{folder} {_what_is_there(folder)}")

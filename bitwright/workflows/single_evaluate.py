@@ -34,7 +34,7 @@ from bitwright.workflows.run_folder import (
     key_of,
     versions,
 )
-from bitwright.workflows.run_scores import STAGE, save_texts
+from bitwright.workflows.run_scores import save_texts
 from bitwright.workflows.single import ModelChoice, fitting, matching_corpora, tell
 
 DOCTOR_PARTS = {
@@ -134,7 +134,7 @@ def _keep_tables(
             paths.append(path)
         return {}, paths
 
-    folder.stage(STAGE, key, compute, inputs=inputs)
+    folder.stage("report-scores", key, compute, inputs=inputs)
     result = {"schema": 1, "kind": "divergence", **facts}
     write_atomic(folder.file("result.json"), json.dumps(result, indent=1, allow_nan=False).encode())
 

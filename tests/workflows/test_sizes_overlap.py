@@ -52,6 +52,13 @@ def test_items_of_the_runs_own_text_are_named_before_the_first_size_is_scored(
     assert len(results[0].outcomes) == 2
     assert any("no better than chance" in flag for flag in facts["flags"])
 
+    # Its sizes can be compared token by token, and their items one by one.
+    tokens = bitwright("compare", f"{run}:stock-Q8_0", f"{run}:stock-Q2_K", "--json").json
+    assert tokens["tasks"]["code/kld"]["difference"] > 0
+    assert "several files and none is its own choice" in bitwright("compare", run, run).refusal()
+    items = bitwright("compare", run / "items" / "stock-Q8_0", run / "items" / "stock-Q2_K")
+    assert items.code == 0, items.err
+
     with Tokenizer(open_model(tiny_model)) as tokenizer:
         texts = calibration_texts((run,), tokenizer)
     name, long = max(texts.items(), key=lambda pair: len(pair[1]))
