@@ -9,14 +9,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bitwright.corpora.chat_template import ChatTemplate, Failure, Job
-from bitwright.corpora.conversation import Message, Tools, forms
-from bitwright.corpora.encoding import choose_template
+from bitwright.corpora.conversation import Message, Tools
 from bitwright.engine.decoder import Decoder, DecoderOptions
 from bitwright.engine.model_file import ModelFile
 from bitwright.engine.tokenizer import Tokenizer
 from bitwright.errors import InputError
 from bitwright.eval.generation import Generation, Prompt, generate
+from bitwright.eval.prompts import Prompts
 
 Tokens = NDArray[np.int32]
 Pair = tuple[Tokens, Tokens]  # context and continuation
@@ -46,69 +45,39 @@ class Scorer:
 
     def __init__(self, model: ModelFile, options: DecoderOptions | None = None) -> None:
         self.model = model
-        self.tokenizer = Tokenizer(model)
-        self._template: ChatTemplate | None = None
+        self.prompts = Prompts(model)
         try:
             self.decoder = Decoder(model, options)
         except BaseException:
-            self.tokenizer.close()
+            self.prompts.close()
             raise
-        self.template_source, self.template_style = choose_template(self.tokenizer)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own."""
+        return self.prompts.tokenizer
+
+    @property
+    def template_source(self) -> str:
+        """The chat template that prompts are rendered with."""
+        return self.prompts.template_source
+
+    @property
+    def template_style(self) -> str:
+        """'model' where the template is the model's own."""
+        return self.prompts.template_style
 
     def encode(self, text: str) -> Tokens:
-        """Token ids, special tokens parsed, with exactly one BOS if the model or the text wants it.
+        """Token ids with exactly one BOS (see Prompts)."""
+        return self.prompts.encode(text)
 
-        A tokenizer that adds EOS after a text does so for training text; a prompt has none.
-        """
-        bos = self.tokenizer.bos_id
-        ids = self.tokenizer.encode(text, parse_special=True)
-        if bos is None:
-            return ids
-        n_leading = 0
-        while n_leading < len(ids) and ids[n_leading] == bos:
-            n_leading += 1
-        if not (self.tokenizer.adds_bos or n_leading):
-            return ids
-        return np.concatenate([np.array([bos], np.int32), ids[n_leading:]])
-
-    def encode_pair(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
-        """Ids of a context and of what follows it, as the two are tokenized together.
-
-        White space at the end of the context goes with the continuation, where tokenizers put it.
-        A token across the border counts as the continuation's.
-        """
-        kept = context.rstrip() if context.strip() else context
-        whole = self.encode(context + continuation)
-        head = self.encode(kept)
-        n = min(len(head), len(whole))
-        different = np.flatnonzero(head[:n] != whole[:n])
-        border = int(different[0]) if len(different) else n
-        return whole[:border], whole[border:]
+    def encode_pair(self, context: str, continuation: str) -> Pair:
+        """Ids of a context and of what follows it (see Prompts)."""
+        return self.prompts.encode_pair(context, continuation)
 
     def prompt_text(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
-        """A conversation up to the header of the assistant's turn, in the model's own template.
-
-        Forms for less able templates are tried in turn (tools as text, no system message).
-
-        Raises:
-            InputError: no form of it can be rendered.
-        """
-        if self._template is None:
-            self._template = ChatTemplate(
-                self.template_source,
-                bos_text=self.tokenizer.bos_text,
-                eos_text=self.tokenizer.eos_text,
-            )
-        failure = Failure("it has no messages")
-        for form_messages, form_tools in forms(tuple(messages), tools):
-            rendered = self._template.render([Job(form_messages, form_tools, generate=True)])[0]
-            if isinstance(rendered, Failure):
-                failure = rendered
-            elif not tools or all(_tool_name(tool) in rendered for tool in tools):
-                return rendered
-        raise InputError(
-            f"the chat template of {self.model.name} cannot render a prompt: {failure.message}"
-        )
+        """A conversation as the model's template writes it (see Prompts)."""
+        return self.prompts.prompt_text(messages, tools)
 
     def score(
         self,
@@ -207,10 +176,7 @@ class Scorer:
     def close(self) -> None:
         """Free the model and the template's process; a second call does nothing."""
         self.decoder.close()
-        self.tokenizer.close()
-        if self._template is not None:
-            self._template.close()
-            self._template = None
+        self.prompts.close()
 
     def __enter__(self) -> Self:
         return self
@@ -233,8 +199,3 @@ def target_logprobs(
         rows = np.arange(len(block))
         out[:, at : at + ROW_BLOCK] = block[rows, targets[:, at : at + ROW_BLOCK]] - norm
     return out, top
-
-
-def _tool_name(tool: object) -> str:
-    assert isinstance(tool, dict)
-    return str(tool.get("function", tool)["name"])

@@ -11,11 +11,11 @@ from bitwright.report.blocks import html_page, markdown_page, terminal_text
 from bitwright.report.sweep_page import sweep_page
 from bitwright.report.variants_page import variants_page
 from bitwright.workflows.context import RunContext
-from bitwright.workflows.output import Output, bytes_text
+from bitwright.workflows.output import Output
 from bitwright.workflows.run_folder import RunFolder
-from bitwright.workflows.sizes import bits_per_weight
+from bitwright.workflows.sizes_plan import describe_sizes
 from bitwright.workflows.stage_items import check_items, suite_tasks
-from bitwright.workflows.sweep import check_sweep, run_sweep, sweep_layouts
+from bitwright.workflows.sweep import check_sweep, run_sweep
 from bitwright.workflows.variants import check_variants, run_variants
 
 
@@ -26,8 +26,7 @@ def run_sizes(ctx: RunContext, model_name: str, output: Output, *, dry_run: bool
     tasks = suite_tasks(ctx, ctx.spec.scores)
     check_items(tasks, ctx.spec.scores)
     if dry_run:
-        plan = _plan(ctx, len(tasks))
-        output.result(plan, _plan_text(ctx, plan))
+        output.result(*describe_sizes(ctx, tasks))
         return
     ctx.folder.open(ctx.folder.path).sweep()
     _remove_leftover_files(ctx.folder)
@@ -65,29 +64,6 @@ def _remove_leftover_files(folder: RunFolder) -> None:
     """Files that a killed run wrote only to score them."""
     for path in folder.path.glob("*/files/*.gguf"):
         path.unlink(missing_ok=True)
-
-
-def _plan(ctx: RunContext, n_tasks: int) -> dict[str, Any]:
-    return {
-        "workflow": ctx.name,
-        "kind": ctx.spec.kind,
-        "reference_bpw": round(bits_per_weight(ctx.model, ctx.model.size_bytes), 4),
-        "tasks": n_tasks,
-        "items": ctx.spec.scores.items,
-        "sizes": [
-            {"label": one.label, "size_bytes": one.size_bytes, "bpw": round(one.bpw, 4)}
-            for one in sorted(sweep_layouts(ctx, None), key=lambda one: -one.size_bytes)
-        ],
-    }
-
-
-def _plan_text(ctx: RunContext, facts: dict[str, Any]) -> str:
-    lines = [f"{ctx.name} on {ctx.model.path.name}: {facts['tasks']} tasks at these sizes"]
-    lines += [
-        f"  {one['label']:<20} {one['bpw']:6.3f} bpw  {bytes_text(one['size_bytes'])}"
-        for one in facts["sizes"]
-    ]
-    return "\n".join([*lines, "nothing was computed or written"])
 
 
 def refuse_budget(ctx: RunContext, budget: str | None) -> None:
