@@ -69,10 +69,10 @@ class VariantSettings(_Strict):
 
     ``groups``: what walks down together: 'role' (all layers), 'role-band' (``bands`` depth bands)
     or 'tensor'. ``threshold_nats``: the KLD that counts as harm, or 'calibrated' from the sweep's
-    executed scores, on ``calibration_items`` of each task. ``start``: the type where each walk begins; it goes up only where that is not
-    shown safe. ``first_chunks``: chunks of each category for every step; all others are used only
-    where an interval holds the threshold. ``refine_rounds``: most layouts measured to take back
-    bytes of a Bedrock that had to be raised.
+    executed scores, on ``calibration_items`` of each task. ``start``: the type where each walk
+    begins; it goes up only where that is not shown safe. ``first_chunks``: chunks of each category
+    for every step; all others are used only where an interval holds the threshold.
+    ``refine_rounds``: most layouts measured to take back bytes of a Bedrock that had to be raised.
     """
 
     groups: Literal["role", "role-band", "tensor"] = "role-band"
