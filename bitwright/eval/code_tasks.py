@@ -91,7 +91,10 @@ def _from_hub(spec: TaskSpec) -> list[dict[str, Any]]:
     try:
         found = load_dataset(f"{owner}/{repo}", *config, split=split or "test")
     except (OSError, ValueError) as error:
-        raise InputError(f"{spec.name}: {name} cannot be loaded from the hub: {error}") from None
+        raise InputError(
+            f"{spec.name}: {name} cannot be loaded from the hub ({error}): give a folder with "
+            f"{spec.file} by --data"
+        ) from None
     return [dict(row) for row in found]
 
 

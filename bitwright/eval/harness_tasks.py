@@ -79,11 +79,7 @@ def load_harness_task(spec: TaskSpec, data: Path | None = None, limit: int = 0) 
                 f"'lm-eval[{spec.source_parts[1].partition('/')[0]}]'"
             ) from None
         except (*_UNREADABLE, DatasetsError, TemplateError) as error:
-            where = spec.file if data is not None else "the hub"
-            raise InputError(
-                f"{spec.name}: lm-eval cannot read the rows of {where} ({_short(error)}): give "
-                "rows with the columns of the hub's data set"
-            ) from None
+            raise InputError(_unreadable(spec, data, error)) from None
     _set(task, spec)
     numbers = spread(halved(range(n), spec.half), min(filter(None, (spec.limit, limit)), default=0))
     check_needs(spec, [docs[i] for i in numbers])
@@ -254,6 +250,18 @@ def _kind_of_wrong(raw: object, sample: Mapping[str, Any]) -> str:
     if not raw.strip():
         return "empty"
     return "unparsable" if sample["filtered_resps"] == ["[invalid]"] else "wrong_answer"
+
+
+def _unreadable(spec: TaskSpec, data: Path | None, error: BaseException) -> str:
+    if data is None:
+        return (
+            f"{spec.name} cannot be loaded from the hub ({_short(error)}): give a folder with "
+            f"{spec.file} by --data"
+        )
+    return (
+        f"{spec.name}: lm-eval cannot read the rows of {spec.file} ({_short(error)}): give rows "
+        "with the columns of the hub's data set"
+    )
 
 
 def _short(error: BaseException) -> str:
