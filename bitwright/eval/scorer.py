@@ -15,6 +15,7 @@ from bitwright.engine.model_file import ModelFile
 from bitwright.engine.tokenizer import Tokenizer
 from bitwright.errors import InputError
 from bitwright.eval.generation import Generation, Prompt, generate
+from bitwright.eval.memory import available_memory, fitting_slots
 from bitwright.eval.prompts import Prompts
 
 Tokens = NDArray[np.int32]
@@ -47,7 +48,8 @@ class Scorer:
         self.model = model
         self.prompts = Prompts(model)
         try:
-            self.decoder = Decoder(model, options)
+            chosen = options or DecoderOptions()
+            self.decoder = Decoder(model, fitting_slots(model, chosen, available_memory()))
         except BaseException:
             self.prompts.close()
             raise

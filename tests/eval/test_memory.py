@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 
 from bitwright.corpora.records import Chunk
+from bitwright.engine.decoder import DecoderOptions
+from bitwright.engine.model_file import open_model
 from bitwright.errors import ConfigError
 from bitwright.eval.divergence import plan_blocks
-from bitwright.eval.memory import available_memory, chunk_bytes, require_memory
+from bitwright.eval.memory import (
+    available_memory,
+    chunk_bytes,
+    fitting_slots,
+    kv_bytes,
+    require_memory,
+)
 
 VOCAB = 151_936
 
@@ -42,3 +50,14 @@ def test_what_does_not_fit_is_refused_with_both_sizes_and_what_would():
 def test_this_machine_says_what_is_free():
     found = available_memory()
     assert found is None or found > 1 << 20
+
+
+def test_answers_side_by_side_leave_half_of_the_memory_free():
+    demo = open_model("demo")  # 5 layers, 2 of 4 heads with keys, 64 numbers each, F16
+    assert kv_bytes(demo, 512) == kv_bytes(demo, 0) == 512 * 5 * 2 * (64 + 64) * 2
+    each = kv_bytes(demo, 512)
+    options = DecoderOptions(slots=8)
+    assert fitting_slots(demo, options, 100 * each).slots == 8
+    assert fitting_slots(demo, options, 7 * each).slots == 3
+    assert fitting_slots(demo, options, each).slots == 1
+    assert fitting_slots(demo, options, None) == options
