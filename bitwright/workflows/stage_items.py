@@ -18,6 +18,7 @@ from bitwright.engine.quantized_file import write_quantized
 from bitwright.engine.upstream import FTYPES
 from bitwright.errors import ConfigError
 from bitwright.eval.flags import flags_of
+from bitwright.eval.harness_tasks import load_harness_task
 from bitwright.eval.outcome import METRICS_VERSION, TaskResult, load_results, save_results
 from bitwright.eval.run_suite import SuiteOptions, load_items, refuse_code, run_suite
 from bitwright.eval.sandbox import Limits
@@ -73,12 +74,14 @@ def check_items(tasks: Sequence[TaskSpec], settings: ItemSettings) -> None:
 
     Raises:
         InputError: the items of a task are not where they should be.
-        ConfigError: a task runs code, and that is not allowed.
+        ConfigError: a task runs code, and that is not allowed, or needs a package that is not here.
     """
     options = suite_options(settings)
     refuse_code(tasks, options)
     for task in tasks:
-        if task.source_parts[0] not in ("builtin", "lm_eval"):
+        if task.method == "lm_eval":
+            load_harness_task(task, options.data)
+        elif task.source_parts[0] != "builtin":
             load_items(task, options)
 
 

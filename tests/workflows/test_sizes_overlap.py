@@ -40,8 +40,9 @@ def test_items_of_the_runs_own_text_are_named_before_the_first_size_is_scored(
     text = workflow.read_text().replace("items = 5", f'items = 5\ndata = "{tmp_path / "rows"}"')
     workflow.write_text(text)
     (tmp_path / "rows").mkdir()
-    write_lines(tmp_path / "rows" / "rows.jsonl", ARC)
     line = ("run", workflow, "--model", tiny_model, "--out", run)
+    assert "holds no rows.jsonl" in bitwright(*line).refusal()  # before anything is computed
+    write_lines(tmp_path / "rows" / "rows.jsonl", ARC)
     ran = bitwright(*line)
     assert ran.code == 0, ran.err
     assert "arc" in ran.err  # a model of random weights is at chance, and that is said
