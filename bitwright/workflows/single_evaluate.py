@@ -67,6 +67,9 @@ def evaluate(
     """Quantized files against the model, on one split of a corpus: KLD, top-1, perplexity."""
     if split not in SPLITS:
         raise ConfigError(f"--split {split} is not one of {', '.join(SPLITS)}")
+    _distinct_names(files)
+    if out is not None:
+        _not_a_run(out)
     model = choice.open()
     corpora = matching_corpora(corpus_folder, model)
     others = [open_model(path, allow_requantize=True) for path in files]
@@ -102,6 +105,26 @@ def evaluate(
     if out is not None:
         _keep_tables(RunFolder.open(out), model, options, chunks, tables, facts)
     tell(output, model, facts, "\n".join(text))
+
+
+def _distinct_names(files: Sequence[Path]) -> None:
+    names = [path.name for path in files]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"two files are called {twice}, and results are told apart by name: evaluate them one "
+            "at a time, or rename one"
+        )
+
+
+def _not_a_run(out: Path) -> None:
+    """Scores of files are kept where a run would keep its own, so never in a run's folder."""
+    try:
+        found = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if not isinstance(found, dict) or found.get("kind") != "divergence":
+        raise ConfigError(f"{out} is the folder of a run: give another one with --out")
 
 
 def _keep_tables(
@@ -156,6 +179,7 @@ def evaluate_suite(
     specs: list[str | Path] = [*files] or [choice.spec]
     if not specs[0]:
         raise ConfigError("nothing to evaluate: give --model, or quantized files")
+    _distinct_names(files)
     tasks = load_task_suite(suite.name)
     if suite.execute_code:
         require_sandbox()

@@ -94,6 +94,11 @@ def test_nothing_to_evaluate_is_said():
         evaluate_suite(ModelChoice(""), [], SuiteChoice("builtin"), None, QUIET)
 
 
+def test_files_of_one_name_are_not_mixed_up(smaller):
+    with pytest.raises(ConfigError, match=r"two files are called demo-Q2_K\.gguf"):
+        evaluate_suite(DEMO, [smaller, smaller], SuiteChoice("builtin", limit=1), None, QUIET)
+
+
 def test_the_doctor_answers_in_json(capsys):
     show_doctor(QUIET)
     found = json.loads(capsys.readouterr().out)

@@ -149,6 +149,9 @@ def test_scores_of_other_tools_files_are_compared_too(finished: Finished, tmp_pa
             *("--corpus", finished.folder / "corpus", "--out", tmp_path / name),
         )
         assert ran.code == 0, ran.err
+    line = ("evaluate", tmp_path / "Q2_K.gguf", "--model", finished.model, "--corpus")
+    refused = bitwright(*line, finished.folder / "corpus", "--out", finished.folder).refusal()
+    assert "is the folder of a run" in refused
     page = bitwright("compare", tmp_path / "Q2_K", tmp_path / "Q4_K_S", "--json").json
     assert page["a"] == f"{tmp_path / 'Q2_K'}:Q2_K.gguf"
     assert page["tasks"]["code/kld"]["difference"] < 0
