@@ -84,25 +84,22 @@ def place_text(bpw: float | None, size_bytes: float | None) -> str:
     return f"{bpw:.2f} bpw{size}"
 
 
-def size_figures(sizes: Sizes, *, joined: bool) -> list[Figure]:
-    """Score lost and KLD over bits per weight; ``joined`` draws lines between the sizes."""
+LOST = "share of the original's score that is lost"
+
+
+def sweep_figures(sizes: Sizes) -> list[Figure]:
+    """Score lost and KLD over bits per weight, one line per category."""
     categories = categories_of(sizes)
-    lost = "share of the original's score that is lost"
-    return [
-        Figure(
-            "Score lost, by size",
-            curves({c: _loss_marks(sizes, c) for c in categories}, lost, joined=joined),
-        ),
-        Figure(
-            "KLD, by size",
-            curves(
-                {c: _kld_marks(sizes, c) for c in categories},
-                "KLD in nats per token",
-                log=True,
-                joined=joined,
-            ),
-        ),
-    ]
+    loss = curves({c: _loss_marks(sizes, c) for c in categories}, LOST, share=True)
+    kld = curves({c: _kld_marks(sizes, c) for c in categories}, "KLD in nats per token", log=True)
+    return [Figure("Score lost, by size", loss), Figure("KLD, by size", kld)]
+
+
+def file_figure(files: Sizes) -> Figure:
+    """Score lost by single files, which are named."""
+    names = {one["label"]: one["bpw"] for one in files}
+    series = {c: _loss_marks(files, c) for c in categories_of(files)}
+    return Figure("Score lost, by size", curves(series, LOST, share=True, names=names))
 
 
 def _loss_marks(sizes: Sizes, category: str) -> list[Mark]:

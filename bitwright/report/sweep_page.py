@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitwright.report.blocks import Page, Sentences, Table
-from bitwright.report.size_blocks import metric_name, place_text, scores, size_figures, size_table
+from bitwright.report.size_blocks import metric_name, place_text, scores, size_table, sweep_figures
 from bitwright.report.wording import NO_DATA, SYNTHETIC, size_text
 
 
@@ -18,7 +18,7 @@ def sweep_page(result: Mapping[str, Any]) -> Page:
         (SYNTHETIC,) if result["synthetic_reference"] else (),
         (
             threshold_table({result["model"]: result}),
-            *size_figures(sizes, joined=True),
+            *sweep_figures(sizes),
             size_table("Every size", rows, result["max_loss"]),
             task_table(result),
             failure_table(result),

@@ -5,10 +5,19 @@ from pathlib import PurePath
 from typing import Any
 
 from bitwright.report.blocks import Page, Sentences, Table
-from bitwright.report.size_blocks import scores, size_figures, size_table
+from bitwright.report.size_blocks import file_figure, scores, size_table
 from bitwright.report.wording import NO_DATA, SYNTHETIC, number_text, ratio_text, size_text
 
 STATES = {"under": "shown under", "over": "shown over", "undecided": "not decided"}
+
+READING = (
+    "Bedrock: for use where nothing may be lost. Gambit: every group of weights one type lower, "
+    "for use where the size matters most; its losses stand in the table. Tightrope: the best "
+    "layout between the two.",
+    "Unharmed: the score is shown to have lost less than the share named above, on the same items "
+    "as the original (95 % interval). Harmed: it is shown to be lower (paired test, corrected over "
+    "the files). All else is not decided by these items.",
+)
 
 
 def variants_page(result: Mapping[str, Any]) -> Page:
@@ -29,13 +38,14 @@ def variants_page(result: Mapping[str, Any]) -> Page:
                 result["max_loss"],
                 names,
             ),
-            *size_figures([*builds, *stock], joined=False),
+            file_figure([*builds, *stock]),
             comparison_table(result["comparisons"]),
             harm_table(result),
             group_table(result),
             Sentences("How they were found", tuple(found_lines(result))),
             Sentences("Warnings of single tasks", tuple(result.get("flags", ()))),
             Sentences("Files", tuple(file_lines(result))),
+            Sentences("How to read this", READING),
         ),
     )
 

@@ -9,7 +9,13 @@ from bitwright.eval.breakage import compare_paired
 from bitwright.eval.scores import kld_ratio
 from bitwright.eval.suite import load_suite
 from bitwright.workflows.context import RunContext
-from bitwright.workflows.sizes import Measured, reference_json, size_json, stock_sizes
+from bitwright.workflows.sizes import (
+    Measured,
+    bits_per_weight,
+    reference_json,
+    size_json,
+    stock_sizes,
+)
 from bitwright.workflows.stage_items import SizedLayout
 from bitwright.workflows.variant_files import VariantFile
 
@@ -43,6 +49,7 @@ def variants_result(
             {
                 "name": layout.label,
                 **{k: v for k, v in entry.items() if k not in ("label", "family")},
+                "bpw": round(bits_per_weight(ctx.model, file.size_bytes), 4),
                 "size_bytes": file.size_bytes,
                 "path": str(file.paths[0]),
                 "layout": str(file.layout),

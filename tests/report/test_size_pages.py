@@ -251,5 +251,25 @@ def test_no_points_no_figure() -> None:
     assert curves({}, "y") == ""
     assert curves({"a": [Mark(3.0, 0.0, "zero")]}, "y", log=True) == ""
     assert "<polyline" in curves({"a": [Mark(3.0, 0.5, "one")]}, "y")
-    assert "<polyline" not in curves({"a": [Mark(3.0, 0.5, "one")]}, "y", joined=False)
     assert "<path" in curves({"a": [Mark(3.0, 0.5, "one", (0.2, 0.9))]}, "y")
+
+
+def test_files_are_named_and_not_joined() -> None:
+    marks = [Mark(3.0, -0.1, "one"), Mark(3.01, 0.2, "two"), Mark(4.0, 0.3, "three")]
+    figure = curves({"a": marks}, "y", share=True, names={"x": 3.0, "<y>": 3.01, "z": 4.0})
+    assert "<polyline" not in figure
+    assert "&lt;y&gt;" in figure
+    assert ">30%<" in figure
+    assert ">0<" in figure  # the line of no loss
+    heights = [float(part.split('"')[0]) for part in figure.split(' y="')[1:]]
+    assert {12.0, 26.0} <= set(heights)  # two close names stand on two lines
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(2.38, 2.84, "2.4 2.6 2.8"), (1.8, 8.6, "2 3 4 5 6 7 8"), (3.0, 3.0, "3")],
+)
+def test_ticks_are_round_numbers(low: float, high: float, ticks: str) -> None:
+    figure = curves({"a": [Mark(low, 0.1, "one"), Mark(high, 0.2, "two")]}, "y")
+    for tick in ticks.split():
+        assert f">{tick}</text>" in figure
