@@ -27,12 +27,12 @@ from bitwright.eval.run_suite import SuiteOptions, run_suite
 from bitwright.eval.sandbox import Limits, require_sandbox
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSuite, load_task_suite
+from bitwright.report.differences import difference_lines
 from bitwright.workflows.calibration import calibration_texts
 from bitwright.workflows.output import Output
 from bitwright.workflows.progress import Reporter
 from bitwright.workflows.run_folder import RunFolder, key_of, versions
 from bitwright.workflows.single import ModelChoice
-from bitwright.workflows.single_compare import difference_lines
 from bitwright.workflows.single_evaluate import SuiteChoice
 
 

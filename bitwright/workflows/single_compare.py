@@ -18,6 +18,7 @@ from bitwright.eval.pair_files import (
 from bitwright.eval.pairing import Difference, by_category, compare_results
 from bitwright.eval.suite import load_suite
 from bitwright.eval.token_pairing import compare_tokens, reference_gap
+from bitwright.report.differences import difference_lines
 from bitwright.workflows.output import Output
 from bitwright.workflows.run_folder import RunFolder
 from bitwright.workflows.run_scores import (
@@ -164,6 +165,7 @@ def _compare_suites(named: Sequence[Named], target: str | None) -> list[Compared
     first = loaded[0]
     pairs = []
     for i, other in enumerate(loaded[1:], start=1):
+        notes = _version_notes(first[1], other[1])
         found = compare_results(first[0], other[0])
         pairs.append(
             Compared(
@@ -171,11 +173,25 @@ def _compare_suites(named: Sequence[Named], target: str | None) -> list[Compared
                 str(other[1].get("model", named[i].folder.name)),
                 target or other[1].get("target") or first[1].get("target"),
                 found,
-                _left_out(first[0], other[0], found),
+                (*notes, *_left_out(first[0], other[0], found)),
                 item_rows(first[0], other[0]),
             )
         )
     return pairs
+
+
+def _version_notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
+    """Another engine behind two results is said; another meaning of the numbers is refused."""
+    if a.get("metrics_version") != b.get("metrics_version"):
+        raise InputError(
+            f"the results have metrics version {a.get('metrics_version')} and "
+            f"{b.get('metrics_version')}: evaluate both with one version of bitwright"
+        )
+    name = "llama-cpp-python"
+    before, after = (found.get("versions", {}).get(name) for found in (a, b))
+    if before and after and before != after:
+        return (f"scored with other engines: {name} {before} and {after}",)
+    return ()
 
 
 def _left_out(
@@ -269,30 +285,3 @@ def _lines(pair: Compared) -> list[str]:
             lines.append(f" {title}:")
             lines += difference_lines({n: pair.found[n] for n in names}) or ["  nothing scored"]
     return [*lines, *pair.notes]
-
-
-def difference_lines(found: Mapping[str, Difference]) -> list[str]:
-    """One line per task for a person to read."""
-    width = max((len(name) for name in found), default=0)
-    return [_difference_line(name.ljust(max(width, 16)), d) for name, d in found.items()]
-
-
-def _difference_line(name: str, d: Difference) -> str:
-    bounds = f"[{_signed(d.low)}, {_signed(d.high)}]" if d.low is not None else "[not known]"
-    seen = "not known" if d.smallest_visible is None else f"{d.smallest_visible:.4f}"
-    changed = ""
-    if "gained" in d.details:
-        changed = f", gained {d.details['gained']}, lost {d.details['lost']}"
-    return (
-        f"  {name} {d.metric:<14} {d.a:.4f} → {d.b:.4f}  {_signed(d.difference)} {bounds}  "
-        f"p {_small(d.p)}, Holm {_small(d.p_holm)}  n {d.n}{changed}  {d.verdict} "
-        f"(smallest visible {seen})"
-    )
-
-
-def _small(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _signed(value: float | None) -> str:
-    return "?" if value is None else f"{value:+.4f}"

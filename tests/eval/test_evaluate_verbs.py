@@ -61,6 +61,16 @@ def test_evaluate_and_compare_keep_their_contract(smaller, tmp_path, capsys):
     assert mean == pytest.approx(page["tasks"]["tool_exact"]["difference"])
     assert {"prompt_sha256", "output_a", "output_b", "verdict_a", "verdict_b"} <= set(exact[0])
     assert pq.read_table(tmp_path / "pair" / "items.parquet").num_rows == len(pairs)
+    kept = tmp_path / "b" / "results.json"
+    record = json.loads(kept.read_text())
+    record["versions"]["llama-cpp-python"] = "0.0.1"
+    kept.write_text(json.dumps(record))
+    compare([str(tmp_path / "a"), str(tmp_path / "b")], QUIET)
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert note.endswith("and 0.0.1")
+    kept.write_text(json.dumps({**record, "metrics_version": 99}))
+    with pytest.raises(InputError, match="metrics version 1 and 99"):
+        compare([str(tmp_path / "a"), str(tmp_path / "b")], QUIET)
     lines = (tmp_path / "a" / "items.jsonl").read_text().splitlines()
     row = json.loads(lines[0])
     assert {"prompt_sha256", "output", "verdict"} <= set(row)
