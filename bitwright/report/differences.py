@@ -1,32 +1,77 @@
-"""Paired differences as lines for a person to read."""
+"""Paired differences as one page: what the target gained, what it cost elsewhere."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
-from bitwright.eval.pairing import Difference
+from bitwright.eval.pairing import Difference, Verdict, by_category
+from bitwright.report.blocks import Page, Sentences, Table
+
+HEAD = (
+    *("task", "metric", "a", "b", "b - a", "95 % interval", "p", "p, Holm", "n"),
+    *("gained", "lost", "smallest visible", "verdict"),
+)
+READING = (
+    "a is the baseline, b the other; nats, bits and KLD are better where they are lower",
+    "the verdict goes by p after Holm's correction over everything that was compared here",
+    "smallest visible: the difference that so many items or documents would have found 4 times in "
+    "5; no difference shown is not the same as no difference",
+)
 
 
-def difference_lines(found: Mapping[str, Difference]) -> list[str]:
-    """One line per task for a person to read."""
-    width = max((len(name) for name in found), default=0)
-    return [_difference_line(name.ljust(max(width, 16)), d) for name, d in found.items()]
-
-
-def _difference_line(name: str, d: Difference) -> str:
-    bounds = f"[{_signed(d.low)}, {_signed(d.high)}]" if d.low is not None else "[not known]"
-    seen = "not known" if d.smallest_visible is None else f"{d.smallest_visible:.4f}"
-    changed = ""
-    if "gained" in d.details:
-        changed = f", gained {d.details['gained']}, lost {d.details['lost']}"
-    return (
-        f"  {name} {d.metric:<14} {d.a:.4f} → {d.b:.4f}  {_signed(d.difference)} {bounds}  "
-        f"p {_small(d.p)}, Holm {_small(d.p_holm)}  n {d.n}{changed}  {d.verdict} "
-        f"(smallest visible {seen})"
+def difference_page(
+    a: str, b: str, found: Mapping[str, Difference], target: str | None, notes: tuple[str, ...]
+) -> Page:
+    """The target's tasks first, then all others; one table where no target is known."""
+    sides = by_category(found, target) if target else {"target": [], "off_target": list(found)}
+    other = "Elsewhere" if target else "Tasks"
+    return Page(
+        f"{b} against {a}",
+        verdict_text(found, target),
+        notes,
+        (
+            difference_table(f"Target: {target}", found, sides["target"]),
+            difference_table(other, found, sides["off_target"]),
+            Sentences("How to read this", READING),
+        ),
     )
 
 
-def _small(p: float) -> str:
+def verdict_text(found: Mapping[str, Difference], target: str | None) -> str:
+    """``code (the target): better on kld, top1. Elsewhere: no difference shown.``"""
+    if target is None:
+        return f"b against a: {_tally(found.values())}."
+    on, off = (
+        [d for d in found.values() if (d.category == target) is wanted] for wanted in (True, False)
+    )
+    said = [f"{target} (the target): {_tally(on)}."] if on else []
+    return " ".join([*said, *([f"Elsewhere: {_tally(off)}."] if off else [])])
+
+
+def _tally(differences: Iterable[Difference]) -> str:
+    counts = Counter(d.verdict for d in differences)
+    total = sum(counts.values())
+    if counts["no difference shown"] == total:
+        return "no difference shown"
+    kinds: tuple[Verdict, ...] = ("better", "worse", "no difference shown")
+    return ", ".join(f"{kind} on {counts[kind]}" for kind in kinds if counts[kind]) + f" of {total}"
+
+
+def difference_table(title: str, found: Mapping[str, Difference], names: Iterable[str]) -> Table:
+    """One row per task."""
+    rows = tuple(_row(name, found[name]) for name in names)
+    return Table(title, HEAD, rows, left=2)
+
+
+def _row(name: str, d: Difference) -> tuple[str, ...]:
+    return (
+        *(name, d.metric, f"{d.a:.4f}", f"{d.b:.4f}", f"{d.difference:+.4f}"),
+        "not known" if d.low is None or d.high is None else f"[{d.low:+.4f}, {d.high:+.4f}]",
+        *(_p_text(d.p), _p_text(d.p_holm), f"{d.n:,}"),
+        *(str(d.details.get(key, "")) for key in ("gained", "lost")),
+        "not known" if d.smallest_visible is None else f"{d.smallest_visible:.4f}",
+        d.verdict,
+    )
+
+
+def _p_text(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _signed(value: float | None) -> str:
-    return "?" if value is None else f"{value:+.4f}"

@@ -27,7 +27,8 @@ from bitwright.eval.run_suite import SuiteOptions, run_suite
 from bitwright.eval.sandbox import Limits, require_sandbox
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSuite, load_task_suite
-from bitwright.report.differences import difference_lines
+from bitwright.report.blocks import terminal_text
+from bitwright.report.differences import difference_page
 from bitwright.workflows.calibration import calibration_texts
 from bitwright.workflows.output import Output
 from bitwright.workflows.progress import Reporter
@@ -110,7 +111,8 @@ def seed_comparison(
     for question, (a, b) in build.pairs.items():
         found = compare_results(results[a], results[b])
         pages[question] = {"a": a, "b": b, **_page(found, build.target)}
-        lines += [f"{question}: {b} against {a} (b - a)", *_page_lines(found, build.target)]
+        page = difference_page(a, b, found, build.target, ())
+        lines += ["", f"{question}: {page.title}", terminal_text(page)]
     flags = sorted({flag for found in results.values() for r in found for flag in flags_of(r)})
     summaries = {label: {r.name: r.summary() for r in found} for label, found in results.items()}
     facts = {"target": build.target, "files": summaries, "comparisons": pages, "flags": flags}
@@ -122,14 +124,6 @@ def _page(found: Mapping[str, Difference], target: str) -> dict[str, Any]:
         side: {name: found[name].as_dict() for name in names}
         for side, names in by_category(found, target).items()
     }
-
-
-def _page_lines(found: Mapping[str, Difference], target: str) -> list[str]:
-    lines: list[str] = []
-    for side, names in by_category(found, target).items():
-        lines += [f" {side.replace('_', '-')}:"]
-        lines += difference_lines({name: found[name] for name in names}) or ["  no task"]
-    return lines
 
 
 def _scored(

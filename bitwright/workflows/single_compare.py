@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bitwright.engine.atomic import write_atomic
 from bitwright.errors import ConfigError, InputError
 from bitwright.eval.outcome import TaskResult, load_results
 from bitwright.eval.pair_files import (
@@ -18,7 +19,8 @@ from bitwright.eval.pair_files import (
 from bitwright.eval.pairing import Difference, by_category, compare_results
 from bitwright.eval.suite import load_suite
 from bitwright.eval.token_pairing import compare_tokens, reference_gap
-from bitwright.report.differences import difference_lines
+from bitwright.report.blocks import Page, html_page, terminal_text
+from bitwright.report.differences import difference_page
 from bitwright.workflows.output import Output
 from bitwright.workflows.run_folder import RunFolder
 from bitwright.workflows.run_scores import (
@@ -56,6 +58,10 @@ class Compared:
     notes: tuple[str, ...]
     rows: Rows
     tokens: Sequence[Any] = ()
+
+    def shown(self) -> Page:
+        """The pair as a page for a person."""
+        return difference_page(self.a, self.b, self.found, self.target, self.notes)
 
     def page(self) -> dict[str, object]:
         """The JSON of the pair; target tasks and the others by name where a target is known."""
@@ -95,8 +101,13 @@ def compare(
             name = f"{pair.b}-against-{pair.a}".replace("/", "_").replace(":", "_")
             folder = RunFolder.open(out if len(pairs) == 1 else out / name)
             save_comparison(folder.path, page, pair.rows, pair.tokens)
-    lines = [line for pair in pairs for line in _lines(pair)]
-    output.result(pages[0] if len(pages) == 1 else {"comparisons": pages}, "\n".join(lines))
+            write_atomic(folder.path / "comparison.html", html_page(pair.shown()).encode())
+    data = pages[0] if len(pages) == 1 else {"comparisons": pages}
+    output.result(data, "\n\n".join(_text(pair.shown()) for pair in pairs))
+
+
+def _text(page: Page) -> str:
+    return f"{page.title}\n{terminal_text(page)}"
 
 
 def parse(text: str) -> Named:
@@ -273,15 +284,3 @@ def _reference_notes(a: RunScores, b: RunScores, gap_nats: float) -> list[str]:
             "settings): differences of that size mean nothing"
         )
     return notes
-
-
-def _lines(pair: Compared) -> list[str]:
-    lines = [f"{pair.b} against {pair.a} (b - a):"]
-    if pair.target is None:
-        lines += difference_lines(pair.found)
-    else:
-        for side, names in by_category(pair.found, pair.target).items():
-            title = f"target ({pair.target})" if side == "target" else "off-target"
-            lines.append(f" {title}:")
-            lines += difference_lines({n: pair.found[n] for n in names}) or ["  nothing scored"]
-    return [*lines, *pair.notes]

@@ -60,6 +60,9 @@ def test_two_runs_are_paired_by_document_target_first(finished: Finished, second
             assert task["n"] == a["n_tokens"]
     assert page["tasks"]["code/kld"]["difference"] < 0  # 4.4 bpw against about 3.5
     assert json.loads((out / "comparison.json").read_text()) == page
+    html = (out / "comparison.html").read_text()
+    assert html.index("<h2>Target: code") < html.index("<h2>Elsewhere")
+    assert html.index("code/kld") < html.index("<h2>Elsewhere") < html.index("general/top1")
     tokens = pq.read_table(out / "tokens.parquet").to_pandas()
     code = tokens[(tokens.category == "code") & (tokens.kind != "prompt")]
     mean = float((code.kld_b - code.kld_a).mean())
@@ -85,8 +88,9 @@ def test_a_person_reads_gain_and_loss_on_one_page(finished: Finished):
     ran = bitwright("compare", finished.folder)
     text = ran.out
     assert ran.code == 0, ran.err
-    assert text.index("target (code):") < text.index("code/kld") < text.index("off-target:")
-    assert text.index("off-target:") < text.index("general/top1")
+    assert text.index("Target: code") < text.index("code/kld") < text.index("\nElsewhere")
+    assert text.index("\nElsewhere") < text.index("general/top1")
+    assert "code (the target): " in text
     assert "smallest visible" in text
     other = bitwright("compare", finished.folder, "--target", "general").out
     assert other.index("general/kld") < other.index("code/kld")
