@@ -163,3 +163,31 @@ def test_scores_of_other_tools_files_are_compared_too(finished: Finished, tmp_pa
     run = bitwright("compare", tmp_path / "Q2_K", finished.folder, "--json").json
     assert run["target"] == ["code/kld", "code/nll", "code/top1"]
     assert np.isfinite(run["tasks"]["general/nll"]["difference"])
+
+
+def test_imatrix_or_layout_is_answered_on_executed_tasks(finished: Finished, tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    line = ("seed-comparison", run, "--model", finished.model, "--limit", "2", "--quiet")
+    ran = bitwright(*line, "--json")
+    assert ran.code == 0, ran.err
+    labels = [f"{kind}-{mix}" for kind in ("stock-Q3_K_S", "ours") for mix in ("general", "task")]
+    assert set(ran.json["files"]) == set(labels)
+    pairs = {name: (page["a"], page["b"]) for name, page in ran.json["comparisons"].items()}
+    assert pairs == {
+        "imatrix": ("stock-Q3_K_S-general", "stock-Q3_K_S-task"),
+        "layout": ("stock-Q3_K_S-task", "ours-task"),
+        "layout_general": ("stock-Q3_K_S-general", "ours-general"),
+        "both": ("stock-Q3_K_S-general", "ours-task"),
+    }
+    both = ran.json["comparisons"]["both"]
+    assert {d["category"] for d in both["target"].values()} == {"code"}
+    assert {d["category"] for d in both["off_target"].values()} == {"chat", "math", "tool_calling"}
+    assert not list(run.glob("seed/*.gguf"))
+    again = bitwright(*line, "--json")  # from the run folder: no file is written or scored
+    assert again.json == ran.json
+    kept = [run / "seed" / label for label in ("stock-Q3_K_S-task", "ours-task")]
+    page = bitwright("compare", *kept, "--target", "code", "--json").json
+    assert page["tasks"]["code_bits"]["difference"] == pytest.approx(
+        ran.json["comparisons"]["layout"]["target"]["code_bits"]["difference"]
+    )
