@@ -47,6 +47,14 @@ def check_needs(spec: TaskSpec, rows: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
+def make_repeatable() -> None:
+    """IFEval's language detector draws its samples at random: the same answer, the same verdict."""
+    if find_spec("langdetect") is not None:
+        from langdetect import DetectorFactory  # type: ignore[import-untyped]
+
+        DetectorFactory.seed = 0
+
+
 def has_punkt() -> bool:
     """Whether nltk finds its sentence data."""
     if find_spec("nltk") is None:

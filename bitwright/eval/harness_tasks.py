@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import ConfigError, InputError
-from bitwright.eval.harness_needs import check_needs
+from bitwright.eval.harness_needs import check_needs, make_repeatable
 from bitwright.eval.items import halved, spread
 from bitwright.eval.outcome import CORRECT, Outcome, TaskResult, ids_sha256
 from bitwright.eval.scorer import Scorer
@@ -103,6 +103,7 @@ def run_harness_task(scorer: Scorer, loaded: HarnessTask) -> TaskResult:
     lm = BitwrightLM(scorer=scorer, max_gen_toks=spec.max_tokens)
     samples: list[dict[str, Any]] = []
     if loaded.chosen:
+        make_repeatable()
         generates = loaded.task.OUTPUT_TYPE == "generate_until"
         with _quiet():
             try:

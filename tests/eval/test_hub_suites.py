@@ -177,6 +177,13 @@ def test_items_of_the_calibration_text_are_refused_by_name_also_of_lm_eval(rows,
         evaluate_suite(DEMO, [], suite, None, QUIET)
 
 
+def test_the_language_of_an_answer_is_the_same_each_time():
+    langdetect = pytest.importorskip("langdetect")
+    harness_needs.make_repeatable()
+    found = {tuple(map(str, langdetect.detect_langs("river no ja at"))) for _ in range(20)}
+    assert len(found) == 1
+
+
 def test_what_ifeval_needs_is_said_before_the_first_question(tmp_path, monkeypatch):
     monkeypatch.setattr(harness_needs, "has_punkt", lambda: False)
     for name in ("arc_easy", "arc_challenge", "hellaswag"):
