@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -54,7 +55,13 @@ def builtin_items(category: str, limit: int, seed: int) -> list[Item]:
     """
     if category not in BUILTIN:
         raise ConfigError(f"builtin:{category} is none of {', '.join(sorted(BUILTIN))}")
-    return BUILTIN[category](limit, np.random.default_rng(seed))
+    return list(_generated(category, limit, seed))
+
+
+@lru_cache(maxsize=32)
+def _generated(category: str, limit: int, seed: int) -> tuple[Item, ...]:
+    """The same items are asked of file after file."""
+    return tuple(BUILTIN[category](limit, np.random.default_rng(seed)))
 
 
 def _tools(limit: int, rng: np.random.Generator) -> list[Item]:

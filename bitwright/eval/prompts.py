@@ -1,5 +1,6 @@
 """Text to prompts: the model's own tokenizer and chat template, without its weights."""
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,10 +17,17 @@ Tokens = NDArray[np.int32]
 
 
 class Prompts:
-    """A tokenizer and a chat template; to be closed."""
+    """A tokenizer and a chat template; to be closed.
 
-    def __init__(self, model: ModelFile) -> None:
+    ``remember``: keep every text's ids and every rendering, for files of one model that are asked
+    the same questions.
+    """
+
+    def __init__(self, model: ModelFile, *, remember: bool = False) -> None:
         self.model = model
+        self.remember = remember
+        self._ids: dict[str, Tokens] = {}
+        self._texts: dict[str, str] = {}
         self.tokenizer = Tokenizer(model)
         self.template_source, self.template_style = choose_template(self.tokenizer)
         self._template: ChatTemplate | None = None
@@ -29,6 +37,13 @@ class Prompts:
 
         A tokenizer that adds EOS after a text does so for training text; a prompt has none.
         """
+        if not self.remember:
+            return self._encoded(text)
+        if text not in self._ids:
+            self._ids[text] = self._encoded(text)
+        return self._ids[text]
+
+    def _encoded(self, text: str) -> Tokens:
         bos = self.tokenizer.bos_id
         ids = self.tokenizer.encode(text, parse_special=True)
         if bos is None:
@@ -62,6 +77,14 @@ class Prompts:
         Raises:
             InputError: no form of it can be rendered.
         """
+        if not self.remember:
+            return self._rendered(messages, tools)
+        key = json.dumps([list(messages), list(tools or ())])
+        if key not in self._texts:
+            self._texts[key] = self._rendered(messages, tools)
+        return self._texts[key]
+
+    def _rendered(self, messages: Sequence[Message], tools: Tools | None) -> str:
         if self._template is None:
             self._template = ChatTemplate(
                 self.template_source,

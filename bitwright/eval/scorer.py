@@ -42,16 +42,26 @@ TOO_LONG = Score(-float("inf"), False, np.empty(0), too_long=True)
 
 
 class Scorer:
-    """A decoder with the model's own tokenizer and chat template; a context manager."""
+    """A decoder with the model's own tokenizer and chat template; a context manager.
 
-    def __init__(self, model: ModelFile, options: DecoderOptions | None = None) -> None:
+    ``prompts``: those of another file of the same model, which its owner closes.
+    """
+
+    def __init__(
+        self,
+        model: ModelFile,
+        options: DecoderOptions | None = None,
+        *,
+        prompts: Prompts | None = None,
+    ) -> None:
         self.model = model
-        self.prompts = Prompts(model)
+        self.prompts = Prompts(model) if prompts is None else prompts
+        self._own_prompts = prompts is None
         try:
             chosen = options or DecoderOptions()
             self.decoder = Decoder(model, fitting_slots(model, chosen, available_memory()))
         except BaseException:
-            self.prompts.close()
+            self._close_prompts()
             raise
 
     @property
@@ -178,7 +188,11 @@ class Scorer:
     def close(self) -> None:
         """Free the model and the template's process; a second call does nothing."""
         self.decoder.close()
-        self.prompts.close()
+        self._close_prompts()
+
+    def _close_prompts(self) -> None:
+        if self._own_prompts:
+            self.prompts.close()
 
     def __enter__(self) -> Self:
         return self

@@ -5,8 +5,10 @@ tensors that the run folder keeps, so writing costs little. Finished files stay 
 as item results, and a killed run goes on with the next one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from bitwright.errors import ConfigError
 from bitwright.eval.flags import flags_of
 from bitwright.eval.harness_tasks import load_harness_task
 from bitwright.eval.outcome import METRICS_VERSION, TaskResult, load_results, save_results
+from bitwright.eval.prompts import Prompts
 from bitwright.eval.run_suite import SuiteOptions, load_items, refuse_code, run_suite
 from bitwright.eval.sandbox import Limits
 from bitwright.eval.scorer import Scorer
@@ -118,10 +121,18 @@ def score_sizes(
         "scores", f"{len(tasks)} tasks of {', '.join(settings.suites)} on {len(labels)} files"
     )
     results: Results = {}
-    for done, layout in enumerate([None, *layouts]):
-        label = labels[done]
-        ctx.reporter.step(done, len(labels), label)
-        results[label] = _score_one(ctx, folder, layout, packer, imatrix_sha256, tasks)
+    with ExitStack() as stack:
+
+        @cache
+        def prompts() -> Prompts:
+            """Of all files, opened when the first one has to be scored."""
+            return stack.enter_context(closing(Prompts(ctx.model, remember=True)))
+
+        for done, layout in enumerate([None, *layouts]):
+            label = labels[done]
+            ctx.reporter.step(done, len(labels), label)
+            one = partial(_score_one, ctx, folder, layout, packer, imatrix_sha256)
+            results[label] = one(tasks, prompts)
     return results
 
 
@@ -132,6 +143,7 @@ def _score_one(
     packer: Packer,
     imatrix_sha256: str,
     tasks: Sequence[TaskSpec],
+    prompts: Callable[[], Prompts],
 ) -> list[TaskResult]:
     label = REFERENCE if layout is None else layout.label
     inputs = {
@@ -147,9 +159,9 @@ def _score_one(
 
     def compute() -> tuple[dict[str, Any], list[Path]]:
         if layout is None:
-            results = run_tasks(ctx, ctx.model, tasks)
+            results = run_tasks(ctx, ctx.model, tasks, prompts())
         else:
-            results = _written_and_scored(ctx, folder, layout, packer, tasks)
+            results = _written_and_scored(ctx, folder, layout, packer, tasks, prompts())
         flags = [flag for result in results for flag in flags_of(result)]
         save_results(results, out, {"label": label, "flags": flags})
         for flag in flags:
@@ -180,7 +192,12 @@ def stamps(data: Path) -> list[tuple[str, int, int]]:
 
 
 def _written_and_scored(
-    ctx: RunContext, folder: str, layout: SizedLayout, packer: Packer, tasks: Sequence[TaskSpec]
+    ctx: RunContext,
+    folder: str,
+    layout: SizedLayout,
+    packer: Packer,
+    tasks: Sequence[TaskSpec],
+    prompts: Prompts,
 ) -> list[TaskResult]:
     path = ctx.folder.file(folder, "files", f"{layout.label}.gguf")
     ftype = FTYPES[nominal_ftype(layout.types, ctx.model)]
@@ -194,20 +211,24 @@ def _written_and_scored(
             provenance=None,
             overwrite=True,
         )
-        return run_tasks(ctx, open_model(path, allow_requantize=True), tasks)
+        return run_tasks(ctx, open_model(path, allow_requantize=True), tasks, prompts)
     finally:
         path.unlink(missing_ok=True)
 
 
-def run_tasks(ctx: RunContext, model: ModelFile, tasks: Sequence[TaskSpec]) -> list[TaskResult]:
+def run_tasks(
+    ctx: RunContext, model: ModelFile, tasks: Sequence[TaskSpec], prompts: Prompts
+) -> list[TaskResult]:
     """The tasks on one file; all have the items of the reference, whose overlap is checked.
+
+    ``prompts`` are the same for all files of the model.
 
     Raises:
         InputError: items stand in the run's own calibration text.
     """
     suite = TaskSuite.model_validate({"schema": 1, "tasks": tuple(tasks)})
     options = DecoderOptions(threads=ctx.options.threads, gpu_layers=ctx.options.gpu_layers)
-    with Scorer(model, options) as scorer:
+    with Scorer(model, options, prompts=prompts) as scorer:
         first = model is ctx.model
         texts = calibration_texts((ctx.folder.path,), scorer.tokenizer) if first else None
         return run_suite(

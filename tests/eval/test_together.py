@@ -8,6 +8,7 @@ from bitwright.engine.decoder import DecoderOptions
 from bitwright.engine.model_file import open_model
 from bitwright.eval import run_suite as suites
 from bitwright.eval.items import builtin_items, halved
+from bitwright.eval.prompts import Prompts
 from bitwright.eval.run_suite import SuiteOptions, load_items, run_suite
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSuite, load_task_suite
@@ -50,6 +51,20 @@ def test_a_suite_without_generated_calls_has_nothing_to_share(scorer: Scorer) ->
     )
     (result,) = run_suite(scorer, only, SuiteOptions(limit=3))
     assert result.outcomes
+
+
+def test_prompts_of_one_file_serve_another_and_are_closed_by_their_owner() -> None:
+    model, options = open_model("demo"), DecoderOptions(threads=1, n_ctx=256, slots=2)
+    suite = load_task_suite("builtin")
+    prompts = Prompts(model, remember=True)
+    with Scorer(model, options, prompts=prompts) as first:
+        shared = run_suite(first, suite, SuiteOptions(limit=4))
+    with Scorer(model, options, prompts=prompts) as second:
+        assert run_suite(second, suite, SuiteOptions(limit=4)) == shared
+    with Scorer(model, options) as own:
+        assert run_suite(own, suite, SuiteOptions(limit=4)) == shared
+    assert len(prompts.encode("still open")) > 0
+    prompts.close()
 
 
 @pytest.mark.parametrize("category", ["tool_calling", "math", "chat", "code"])

@@ -135,11 +135,11 @@ def test_a_stopped_sweep_goes_on_where_it_was(
     scored: list[str] = []
     real = stage_items.run_tasks
 
-    def stop_at_third(ctx, model, tasks):  # type: ignore[no-untyped-def]
+    def stop_at_third(ctx, model, tasks, prompts):  # type: ignore[no-untyped-def]
         if len(scored) == 2:
             raise EngineError("stopped")
         scored.append(model.name)
-        return real(ctx, model, tasks)
+        return real(ctx, model, tasks, prompts)
 
     arguments = ("run", workflow, "--model", tiny_model, "--out", tmp_path / "run", "--json")
     with patch.object(stage_items, "run_tasks", stop_at_third):
@@ -147,9 +147,9 @@ def test_a_stopped_sweep_goes_on_where_it_was(
     assert not list(tmp_path.rglob("files/*.gguf"))
     again: list[str] = []
 
-    def count(ctx, model, tasks):  # type: ignore[no-untyped-def]
+    def count(ctx, model, tasks, prompts):  # type: ignore[no-untyped-def]
         again.append(model.name)
-        return real(ctx, model, tasks)
+        return real(ctx, model, tasks, prompts)
 
     with patch.object(stage_items, "run_tasks", count):
         resumed = bitwright(*arguments)
