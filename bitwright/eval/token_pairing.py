@@ -22,7 +22,7 @@ from bitwright.eval.pairing import (
     smallest_visible,
 )
 from bitwright.eval.statistics import document_difference, document_sums, paired_ratio
-from bitwright.eval.suite import DivergenceSuite
+from bitwright.eval.suite import DivergenceSuite, kind_codes
 from bitwright.eval.tokens import TokenTable
 
 # Task → metric: nats of KLD from the reference; negative log-likelihood of the text in nats;
@@ -46,7 +46,34 @@ def compare_tokens(
         right = replace(b[category].select(codes), nll_ref=left.nll_ref)
         if left.n_tokens:
             found.update(_differences(left, right, suite))
+            spans = _spans(a[category], b[category], suite)
+            kld = found[f"{category}/kld"]
+            found[f"{category}/kld"] = kld.with_details({"spans": spans}) if spans else kld
     return judged(found)
+
+
+def _spans(
+    a: TokenTable, b: TokenTable, suite: DivergenceSuite
+) -> dict[str, dict[str, float | int | None]]:
+    """The suite's further rows (tool calls by themselves, everything): shown, never judged."""
+    found: dict[str, dict[str, float | int | None]] = {}
+    for name, kinds in suite.category(a.category).details.items():
+        left, right = (table.select(kind_codes(kinds)) for table in (a, b))
+        if left.n_tokens:
+            rng = np.random.default_rng(
+                [suite.statistics.seed, crc32(f"{a.category}/{name}".encode())]
+            )
+            kld = document_difference(right.kld - left.kld, left.document, rng)
+            found[name] = {
+                "difference": kld.value,
+                "low": kld.low,
+                "high": kld.high,
+                "n": left.n_tokens,
+                "n_documents": kld.n_documents,
+                "top1_gained": int((right.same_top1 & ~left.same_top1).sum()),
+                "top1_lost": int((left.same_top1 & ~right.same_top1).sum()),
+            }
+    return found
 
 
 def reference_gap(a: Mapping[str, TokenTable], b: Mapping[str, TokenTable]) -> float:

@@ -31,6 +31,7 @@ def difference_page(
         (
             difference_table(f"Target: {target}", found, sides["target"]),
             difference_table(other, found, sides["off_target"]),
+            span_table(found),
             Sentences("How to read this", READING),
         ),
     )
@@ -60,6 +61,21 @@ def difference_table(title: str, found: Mapping[str, Difference], names: Iterabl
     """One row per task."""
     rows = tuple(_row(name, found[name]) for name in names)
     return Table(title, HEAD, rows, left=2)
+
+
+def span_table(found: Mapping[str, Difference]) -> Table:
+    """KLD and top-1 flips on other spans, such as the tool calls by themselves."""
+    rows = []
+    for d in found.values():
+        spans = d.details.get("spans", {})
+        assert isinstance(spans, Mapping)
+        for name, span in spans.items():
+            value, low, high = (span[key] for key in ("difference", "low", "high"))
+            bounds = "not known" if low is None or high is None else f"[{low:+.4f}, {high:+.4f}]"
+            flips = (str(span["top1_gained"]), str(span["top1_lost"]))
+            rows.append((d.category, name, f"{value:+.4f}", bounds, f"{span['n']:,}", *flips))
+    head = ("category", "span", "KLD, b - a", "95 % interval", "n", "top-1 gained", "top-1 lost")
+    return Table("On other spans, not part of the verdicts", head, tuple(rows), left=2)
 
 
 def _row(name: str, d: Difference) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from bitwright.eval.pair_files import document_rows, token_columns
 from bitwright.eval.pairing import smallest_visible
 from bitwright.eval.suite import load_suite
 from bitwright.eval.token_pairing import compare_tokens, reference_gap
+from bitwright.report.blocks import html_page
+from bitwright.report.differences import difference_page
 from tests.eval.synthetic import draw_pair, table
 
 SUITE = load_suite("divergence")
@@ -99,6 +101,21 @@ def test_only_the_spans_that_count_are_compared_and_empty_ones_have_no_differenc
     assert compared(prompt_only, prompt_only) == {}
     mixed = table(np.arange(6.0), np.repeat([0, 1], 3), kind=np.array([1, 2, 2, 1, 2, 2]))
     assert compared(mixed, mixed)["code/kld"].n == 4
+
+
+def test_tool_calls_stand_by_themselves_and_change_no_verdict():
+    kinds = np.tile([1, 3, 4, 4], 20)  # prompt, assistant, call, call
+    a = table(np.full(80, 0.1), np.repeat(np.arange(20), 4), category="tool_calling", kind=kinds)
+    b = replace(a, kld=np.where(kinds == 4, 0.3, 0.1), same_top1=kinds != 4)
+    found = compare_tokens({"tool_calling": a}, {"tool_calling": b}, SUITE)
+    spans = found["tool_calling/kld"].details["spans"]
+    assert spans["calls"]["difference"] == pytest.approx(0.2)
+    assert (spans["calls"]["n"], spans["calls"]["top1_lost"]) == (40, 40)
+    assert spans["answers"]["difference"] == pytest.approx(0.0)
+    assert found["tool_calling/kld"].difference == pytest.approx(0.4 / 3)
+    assert len(found) == 3
+    page = html_page(difference_page("x", "y", found, "tool_calling", ()))
+    assert "On other spans" in page
 
 
 def test_references_apart_are_measured_and_no_obstacle():
