@@ -18,7 +18,7 @@ WIDTH = 200  # of a terminal table: wide enough that no line is folded
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells as text. The first ``left`` columns hold words, the others numbers.
+    """Cells as text. The columns in ``words`` hold words, the others numbers.
 
     ``long``: detail that stands in the HTML page only.
     """
@@ -27,7 +27,7 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    left: int = 1
+    words: tuple[int, ...] = (0,)
     long: bool = False
 
 
@@ -86,7 +86,7 @@ def terminal_table(table: Table) -> str:
     title = f"{table.title}; {table.note}" if table.note else table.title
     rich = RichTable(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(table.head):
-        justify = "left" if number < table.left else "right"
+        justify = "left" if number in table.words else "right"
         rich.add_column(Text(name), justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in table.rows:
         rich.add_row(*map(Text, row))
@@ -119,18 +119,18 @@ def _html_block(block: Block) -> str:
     if isinstance(block, Sentences):
         return title + "<ul>" + "".join(f"<li>{escape(x)}</li>" for x in block.lines) + "</ul>"
     note = f'<p class="soft">{escape(block.note)}.</p>' if block.note else ""
-    head = _html_row("th", block.head, block.left)
-    rows = "".join(_html_row("td", row, block.left) for row in block.rows)
+    head = _html_row("th", block.head, block.words)
+    rows = "".join(_html_row("td", row, block.words) for row in block.rows)
     table = f'<div class="scroll"><table>{head}{rows}</table></div>'
     if block.long:
         table = f"<details><summary>{len(block.rows)} rows</summary>{table}</details>"
     return title + note + table
 
 
-def _html_row(tag: str, cells: Sequence[str], left: int) -> str:
+def _html_row(tag: str, cells: Sequence[str], words: Sequence[int]) -> str:
     shown = [
         f'<{tag} class="left">{escape(cell)}</{tag}>'
-        if 0 < number < left
+        if number and number in words
         else f"<{tag}>{escape(cell)}</{tag}>"
         for number, cell in enumerate(cells)
     ]
@@ -151,7 +151,7 @@ def markdown_page(page: Page) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    rule = [":--" if number < table.left else "--:" for number in range(len(table.head))]
+    rule = [":--" if number in table.words else "--:" for number in range(len(table.head))]
     rows = [table.head, tuple(rule), *table.rows]
     lines = [
         "| " + " | ".join(cells) + " |" for cells in (tuple(map(markdown, row)) for row in rows)

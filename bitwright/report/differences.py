@@ -60,7 +60,7 @@ def _tally(differences: Iterable[Difference]) -> str:
 def difference_table(title: str, found: Mapping[str, Difference], names: Iterable[str]) -> Table:
     """One row per task."""
     rows = tuple(_row(name, found[name]) for name in names)
-    return Table(title, HEAD, rows, left=2)
+    return Table(title, HEAD, rows, words=(0, 1))
 
 
 def span_table(found: Mapping[str, Difference]) -> Table:
@@ -75,7 +75,7 @@ def span_table(found: Mapping[str, Difference]) -> Table:
             flips = (str(span["top1_gained"]), str(span["top1_lost"]))
             rows.append((d.category, name, f"{value:+.4f}", bounds, f"{span['n']:,}", *flips))
     head = ("category", "span", "KLD, b - a", "95 % interval", "n", "top-1 gained", "top-1 lost")
-    return Table("On other spans, not part of the verdicts", head, tuple(rows), left=2)
+    return Table("On other spans, not part of the verdicts", head, tuple(rows), words=(0, 1))
 
 
 def _row(name: str, d: Difference) -> tuple[str, ...]:

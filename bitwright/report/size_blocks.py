@@ -51,7 +51,7 @@ def size_table(
         for one in sizes
     )
     note = f"{LEGEND}. Harm: {max_loss:.0%} of the original's score lost"
-    return Table(title, head, rows, note, left=1 + len(more))
+    return Table(title, head, rows, note, words=(0, 1) if more else (0,))
 
 
 def category_head(sizes: Sizes, category: str) -> str:
@@ -74,6 +74,17 @@ def score_cell(found: Mapping[str, Any]) -> str:
     if value is None:
         return shown or NO_DATA
     return f"{abs(value):.3f}{SIGNS.get(found.get('state', ''), '')} {shown}".strip()
+
+
+MOST_WARNINGS = 8
+
+
+def warning_lines(flags: Sequence[str]) -> tuple[str, ...]:
+    """Warnings of single tasks, without the samples that result.json holds."""
+    short = tuple(flag.split("; samples")[0] for flag in flags)
+    rest = len(short) - MOST_WARNINGS
+    more = (f"and {rest} more: see flags in result.json",) if rest > 0 else ()
+    return (*short[:MOST_WARNINGS], *more)
 
 
 def place_text(bpw: float | None, size_bytes: float | None) -> str:

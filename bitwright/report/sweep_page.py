@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitwright.report.blocks import Page, Sentences, Table
-from bitwright.report.size_blocks import metric_name, place_text, scores, size_table, sweep_figures
+from bitwright.report.size_blocks import (
+    metric_name,
+    place_text,
+    scores,
+    size_table,
+    sweep_figures,
+    warning_lines,
+)
 from bitwright.report.wording import NO_DATA, SYNTHETIC, size_text
 
 
@@ -18,12 +25,13 @@ def sweep_page(result: Mapping[str, Any]) -> Page:
         (SYNTHETIC,) if result["synthetic_reference"] else (),
         (
             threshold_table({result["model"]: result}),
+            family_table(result),
             *sweep_figures(sizes),
             size_table("Every size", rows, result["max_loss"]),
             task_table(result),
             failure_table(result),
             Sentences("What breaks", tuple(break_lines(result))),
-            Sentences("Warnings of single tasks", tuple(result.get("flags", ()))),
+            Sentences("Warnings of single tasks", warning_lines(result.get("flags", ()))),
             Sentences("How to read this", tuple(_reading(result))),
         ),
     )
@@ -77,7 +85,23 @@ def threshold_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
                 rows.append((category, name, *cells) if several else (category, *cells))
     names = ("category", "run") if several else ("category",)
     head = (*names, "shown unharmed down to", "shown harmed at", "items", "scored by", "remarks")
-    return Table("Where each category breaks", head, tuple(rows), left=len(names))
+    words = (0, len(head) - 2, len(head) - 1)
+    return Table(
+        "Where each category breaks", head, tuple(rows), words=(0, 1, *words) if several else words
+    )
+
+
+def family_table(result: Mapping[str, Any]) -> Table:
+    """The same among stock files alone and among ours alone, where there are both."""
+    rows = []
+    for category, one in result["thresholds"].items():
+        families = one.get("by_family", {})
+        for family, ends in families.items() if len(families) > 1 else ():
+            low, high = ends["last_unharmed_bpw"], ends["first_harmed_bpw"]
+            name = {"stock": "stock files", "ours": "our layouts"}.get(family, family)
+            rows.append((category, name, place_text(low, None), place_text(high, None)))
+    head = ("category", "among", "shown unharmed down to", "shown harmed at")
+    return Table("Stock files alone, our layouts alone", head, tuple(rows), words=(0, 1))
 
 
 def run_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -93,7 +117,7 @@ def run_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
         suites = ", ".join(run.get("suites") or ())
         rows.append((name, model, suites, mix, version, str(run.get("seed", ""))))
     head = ("run", "model", "items of", "imatrix (shares)", "made with", "seed")
-    return Table("The runs", head, tuple(rows), left=5)
+    return Table("The runs", head, tuple(rows), words=tuple(range(5)))
 
 
 def _threshold_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
@@ -136,7 +160,11 @@ def task_table(result: Mapping[str, Any]) -> Table:
         klds = [_kld(found.get("spans", {}).get(s, {})) for s in spans]
         cells.append((one["label"], f"{one['bpw']:.2f}", *values, *klds))
     head = (*head, *(f"KLD on {s} tokens" for s in spans))
-    return Table(f"Everything measured on {target}", head, tuple(cells), "± one standard error")
+    note = (
+        "± one standard error; on all items, also on requests that no offered tool serves, which "
+        "the tables above leave out"
+    )
+    return Table(f"Everything measured on {target}", head, tuple(cells), note)
 
 
 def _value(task: Mapping[str, Any]) -> str:

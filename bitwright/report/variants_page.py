@@ -5,7 +5,7 @@ from pathlib import PurePath
 from typing import Any
 
 from bitwright.report.blocks import Page, Sentences, Table
-from bitwright.report.size_blocks import file_figure, scores, size_table
+from bitwright.report.size_blocks import file_figure, scores, size_table, warning_lines
 from bitwright.report.wording import NO_DATA, SYNTHETIC, number_text, ratio_text, size_text
 
 STATES = {"under": "shown under", "over": "shown over", "undecided": "not decided"}
@@ -43,7 +43,7 @@ def variants_page(result: Mapping[str, Any]) -> Page:
             harm_table(result),
             group_table(result),
             Sentences("How they were found", tuple(found_lines(result))),
-            Sentences("Warnings of single tasks", tuple(result.get("flags", ()))),
+            Sentences("Warnings of single tasks", warning_lines(result.get("flags", ()))),
             Sentences("Files", tuple(file_lines(result))),
             Sentences("How to read this", READING),
         ),
@@ -85,7 +85,9 @@ def comparison_table(comparisons: Sequence[Mapping[str, Any]]) -> Table:
         )
     head = ("pair", "category", "KLD ratio", "", "score difference", "")
     note = "of the first to the second, on the same text and items; 95 % intervals"
-    return Table("Against each other and against stock", head, tuple(rows), note, left=2)
+    return Table(
+        "Against each other and against stock", head, tuple(rows), note, words=(0, 1, 3, 5)
+    )
 
 
 def ratio_words(ratio: Mapping[str, Any]) -> str:
@@ -124,7 +126,7 @@ def harm_table(result: Mapping[str, Any]) -> Table:
         (*head, *(build["name"] for build in builds)),
         tuple(rows),
         note,
-        left=3 + len(builds),
+        words=tuple(range(3 + len(builds))),
     )
 
 
@@ -147,7 +149,7 @@ def group_table(result: Mapping[str, Any]) -> Table:
         "for each category the lowest type shown safe alone, the types not decided, and the first "
         "shown over the threshold; then the type in each build"
     )
-    return Table("Groups of weights", head, rows, note, long=True)
+    return Table("Groups of weights", head, rows, note, words=(0, *range(2, len(head))), long=True)
 
 
 def group_cell(one: Mapping[str, Any]) -> str:

@@ -52,6 +52,10 @@ BREAK = {
     "more_items": 40,
     "executed": True,
     "metric": "exact_call",
+    "by_family": {
+        "stock": {"last_unharmed_bpw": 8.5, "first_harmed_bpw": None},
+        "ours": {"last_unharmed_bpw": None, "first_harmed_bpw": 1.7},
+    },
     "cliff": {"found": True, "bpw": 2.5, "low": 2.3, "high": 2.8, "reason": "cliff found"},
 }
 COMMON = {
@@ -104,6 +108,9 @@ def test_a_sweeps_text_holds_verdict_thresholds_scores_failures_and_weights() ->
     assert "0.200 ± 0.030" in text
     assert "wrong value 7" in text
     assert "ffn_down 60%" in text
+    stock = next(line for line in text.splitlines() if "stock files" in line)
+    assert "8.50 bpw" in stock
+    assert "not established" in stock
     assert "<svg" not in text
 
 
@@ -245,6 +252,15 @@ def test_empty_blocks_are_left_out() -> None:
     page = Page("t", "v", ("careful",), (Table("No rows", ("a",), ()), Sentences("No lines", ())))
     assert "<h2>" not in html_page(page)
     assert terminal_text(page) == "v\ncareful"
+
+
+def test_many_warnings_are_cut_and_their_samples_left_to_the_result() -> None:
+    flags = [f"x: task {i}: unread; samples: <...>" for i in range(11)]
+    text = terminal_text(sweep_page({**SWEEP, "flags": flags}))
+    assert "x: task 7: unread\n" in text
+    assert "task 8" not in text
+    assert "and 3 more" in text
+    assert "; samples" not in text
 
 
 def test_no_points_no_figure() -> None:
