@@ -10,7 +10,8 @@ rows, so log-likelihoods agree to about 1e-2 and an answer may differ where two 
 
 `over_pure_forward`: the whole time of scoring (texts to choices) over the time inside llama_decode
 alone for exactly the tokens that shared prefixes leave, without the rows that we add to a batch.
-Both are the best of some rounds, taken in turn. `--no-server` measures only this.
+Both are the best of some rounds, taken in turn; on a machine that others use too, its CPU time says
+more. `--no-server` measures only this.
 """
 
 import argparse
@@ -126,19 +127,23 @@ def over_pure_forward(
     scorer: Scorer, choices: Sequence[tuple[str, list[str]]], rounds: int
 ) -> dict[str, float]:
     """Scoring's time over that of the forward passes it cannot do without."""
-    own_s, forward_s = [], []
+    own, forward = [], []
     for _ in range(rounds):
         scorer.decoder.clear()
-        own_s.append(timed(lambda: own_choices(scorer, choices))[0])
-        forward_s.append(pure_forward(scorer, choices))
+        own.append(timed(lambda: own_choices(scorer, choices))[:2])
+        forward.append(pure_forward(scorer, choices))
+    (own_s, own_cpu_s), (forward_s, forward_cpu_s) = (
+        tuple(map(min, zip(*measured, strict=True))) for measured in (own, forward)
+    )
     pairs = [scorer.encode_pair(context, name) for context, names in choices for name in names]
     inputs = [np.concatenate(pair)[:-1] for pair in pairs]
     return {
         "tokens": float(sum(map(len, inputs))),
         "tokens_left": float(tokens_left(inputs)),
-        "seconds": min(own_s),
-        "pure_forward_seconds": min(forward_s),
-        "over_pure_forward": min(own_s) / min(forward_s),
+        "seconds": own_s,
+        "pure_forward_seconds": forward_s,
+        "over_pure_forward": own_s / forward_s,
+        "cpu_over_pure_forward": own_cpu_s / forward_cpu_s,
     }
 
 
@@ -154,23 +159,24 @@ def tokens_left(inputs: Sequence[NDArray[np.int32]]) -> int:
     return left
 
 
-def pure_forward(scorer: Scorer, choices: Sequence[tuple[str, list[str]]]) -> float:
-    """Seconds inside llama.cpp for the tokens that shared prefixes leave, each decoded once.
+def pure_forward(scorer: Scorer, choices: Sequence[tuple[str, list[str]]]) -> tuple[float, float]:
+    """Wall and CPU seconds inside llama.cpp for the tokens that shared prefixes leave, once each.
 
     No row is added to a batch, and nothing of the logits is read.
     """
     pairs = [scorer.encode_pair(context, name) for context, names in choices for name in names]
     inputs = {np.concatenate(pair)[:-1].tobytes(): len(pair[0]) - 1 for pair in pairs}
     ordered = sorted(inputs, key=lambda raw: np.frombuffer(raw, np.int32).tolist())
-    elapsed = 0.0
+    elapsed_s = cpu_s = 0.0
     decode, wait = llama.llama_decode, llama.llama_synchronize
 
     def timed_call(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
-            nonlocal elapsed
-            started = time.perf_counter()
+            nonlocal elapsed_s, cpu_s
+            started, before_s = time.perf_counter(), time.process_time()
             result = call(*arguments)
-            elapsed += time.perf_counter() - started
+            elapsed_s += time.perf_counter() - started
+            cpu_s += time.process_time() - before_s
             return result
 
         return run
@@ -188,7 +194,7 @@ def pure_forward(scorer: Scorer, choices: Sequence[tuple[str, list[str]]]) -> fl
     scorer.decoder.clear()
     if decoded < tokens_left([np.frombuffer(raw, np.int32) for raw in ordered]):
         raise AssertionError(f"only {decoded} tokens were decoded")
-    return elapsed
+    return elapsed_s, cpu_s
 
 
 def own_answers(scorer: Scorer, prompts: Sequence[str]) -> list[str]:
