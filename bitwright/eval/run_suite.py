@@ -25,11 +25,15 @@ MOST_NAMED = 5  # overlapping items in a message
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
-    """`data`: folder of local files instead of the hub. `sandbox` None: no code is executed."""
+    """`data`: folder of local files instead of the hub. `sandbox` None: no code is executed.
+
+    `left_out`: 'task/item' of items that are not asked.
+    """
 
     data: Path | None = None
     sandbox: Limits | None = None
     limit: int = 0
+    left_out: frozenset[str] = frozenset()
 
 
 def load_items(spec: TaskSpec, options: SuiteOptions) -> list[Item]:
@@ -38,6 +42,11 @@ def load_items(spec: TaskSpec, options: SuiteOptions) -> list[Item]:
     Raises:
         InputError, ConfigError: the source is missing or not of the expected form.
     """
+    found = _load_items(spec, options)
+    return [item for item in found if f"{spec.name}/{item.id}" not in options.left_out]
+
+
+def _load_items(spec: TaskSpec, options: SuiteOptions) -> list[Item]:
     kind, where = spec.source_parts
     limit = min(filter(None, (spec.limit, options.limit)), default=0)
     if kind == "builtin":

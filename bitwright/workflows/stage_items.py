@@ -7,8 +7,8 @@ as item results, and a killed run goes on with the next one.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSpec, TaskSuite, load_task_suite
 from bitwright.workflows.calibration import calibration_texts
 from bitwright.workflows.context import RunContext
+from bitwright.workflows.item_leaks import generated_leaks
 from bitwright.workflows.run_folder import key_of
 from bitwright.workflows.sizes_spec import ItemSettings
 
@@ -46,6 +47,15 @@ class SizedLayout:
     types: Mapping[str, str]
     size_bytes: int
     bpw: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What every file is asked: tasks, 'task/item' that are left out, and the shared prompts."""
+
+    tasks: tuple[TaskSpec, ...]
+    left_out: frozenset[str]
+    prompts: Callable[[], Prompts]
 
 
 def suite_tasks(ctx: RunContext, settings: ItemSettings, half: int = 0) -> list[TaskSpec]:
@@ -128,11 +138,11 @@ def score_sizes(
             """Of all files, opened when the first one has to be scored."""
             return stack.enter_context(closing(Prompts(ctx.model, remember=True)))
 
+        asked = Asked(tuple(tasks), generated_leaks(ctx, folder, tasks, prompts), prompts)
         for done, layout in enumerate([None, *layouts]):
             label = labels[done]
             ctx.reporter.step(done, len(labels), label)
-            one = partial(_score_one, ctx, folder, layout, packer, imatrix_sha256)
-            results[label] = one(tasks, prompts)
+            results[label] = _score_one(ctx, folder, layout, packer, imatrix_sha256, asked)
     return results
 
 
@@ -142,14 +152,14 @@ def _score_one(
     layout: SizedLayout | None,
     packer: Packer,
     imatrix_sha256: str,
-    tasks: Sequence[TaskSpec],
-    prompts: Callable[[], Prompts],
+    asked: Asked,
 ) -> list[TaskResult]:
     label = REFERENCE if layout is None else layout.label
     inputs = {
         "model": ctx.model.sha256(),
         "layout": None if layout is None else [key_of(dict(layout.types)), imatrix_sha256],
-        "tasks": [task.model_dump(mode="json") for task in tasks],
+        "tasks": [task.model_dump(mode="json") for task in asked.tasks],
+        "left_out": sorted(asked.left_out),
         "engine": ctx.engine_key()["llama-cpp-python"],
         "gpu_layers": ctx.options.gpu_layers,
         "metrics": METRICS_VERSION,
@@ -159,9 +169,9 @@ def _score_one(
 
     def compute() -> tuple[dict[str, Any], list[Path]]:
         if layout is None:
-            results = run_tasks(ctx, ctx.model, tasks, prompts())
+            results = run_tasks(ctx, ctx.model, asked)
         else:
-            results = _written_and_scored(ctx, folder, layout, packer, tasks, prompts())
+            results = _written_and_scored(ctx, folder, layout, packer, asked)
         flags = [flag for result in results for flag in flags_of(result)]
         save_results(results, out, {"label": label, "flags": flags})
         for flag in flags:
@@ -192,12 +202,7 @@ def stamps(data: Path) -> list[tuple[str, int, int]]:
 
 
 def _written_and_scored(
-    ctx: RunContext,
-    folder: str,
-    layout: SizedLayout,
-    packer: Packer,
-    tasks: Sequence[TaskSpec],
-    prompts: Prompts,
+    ctx: RunContext, folder: str, layout: SizedLayout, packer: Packer, asked: Asked
 ) -> list[TaskResult]:
     path = ctx.folder.file(folder, "files", f"{layout.label}.gguf")
     ftype = FTYPES[nominal_ftype(layout.types, ctx.model)]
@@ -211,30 +216,26 @@ def _written_and_scored(
             provenance=None,
             overwrite=True,
         )
-        return run_tasks(ctx, open_model(path, allow_requantize=True), tasks, prompts)
+        return run_tasks(ctx, open_model(path, allow_requantize=True), asked)
     finally:
         path.unlink(missing_ok=True)
 
 
-def run_tasks(
-    ctx: RunContext, model: ModelFile, tasks: Sequence[TaskSpec], prompts: Prompts
-) -> list[TaskResult]:
+def run_tasks(ctx: RunContext, model: ModelFile, asked: Asked) -> list[TaskResult]:
     """The tasks on one file; all have the items of the reference, whose overlap is checked.
-
-    ``prompts`` are the same for all files of the model.
 
     Raises:
         InputError: items stand in the run's own calibration text.
     """
-    suite = TaskSuite.model_validate({"schema": 1, "tasks": tuple(tasks)})
+    suite = TaskSuite.model_validate({"schema": 1, "tasks": asked.tasks})
     options = DecoderOptions(threads=ctx.options.threads, gpu_layers=ctx.options.gpu_layers)
-    with Scorer(model, options, prompts=prompts) as scorer:
+    with Scorer(model, options, prompts=asked.prompts()) as scorer:
         first = model is ctx.model
         texts = calibration_texts((ctx.folder.path,), scorer.tokenizer) if first else None
         return run_suite(
             scorer,
             suite,
-            suite_options(ctx.spec.scores),
+            replace(suite_options(ctx.spec.scores), left_out=asked.left_out),
             calibration=texts,
             allow_overlap=ctx.spec.scores.allow_overlap,
         )

@@ -7,10 +7,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from bitwright.corpora.leaks import Overlap
 from bitwright.engine.model_file import open_model
 from bitwright.errors import ConfigError, EngineError, InputError
+from bitwright.eval.outcome import load_results
 from bitwright.eval.tokens import TokenTable
-from bitwright.workflows import stage_items
+from bitwright.workflows import item_leaks, stage_items
 from bitwright.workflows.single_thresholds import failures_of, load_thresholds, parse_fail_if
 from bitwright.workflows.sizes import uniform_layout
 from bitwright.workflows.spec import load_workflow
@@ -135,11 +137,11 @@ def test_a_stopped_sweep_goes_on_where_it_was(
     scored: list[str] = []
     real = stage_items.run_tasks
 
-    def stop_at_third(ctx, model, tasks, prompts):  # type: ignore[no-untyped-def]
+    def stop_at_third(ctx, model, asked):  # type: ignore[no-untyped-def]
         if len(scored) == 2:
             raise EngineError("stopped")
         scored.append(model.name)
-        return real(ctx, model, tasks, prompts)
+        return real(ctx, model, asked)
 
     arguments = ("run", workflow, "--model", tiny_model, "--out", tmp_path / "run", "--json")
     with patch.object(stage_items, "run_tasks", stop_at_third):
@@ -147,9 +149,9 @@ def test_a_stopped_sweep_goes_on_where_it_was(
     assert not list(tmp_path.rglob("files/*.gguf"))
     again: list[str] = []
 
-    def count(ctx, model, tasks, prompts):  # type: ignore[no-untyped-def]
+    def count(ctx, model, asked):  # type: ignore[no-untyped-def]
         again.append(model.name)
-        return real(ctx, model, tasks, prompts)
+        return real(ctx, model, asked)
 
     with patch.object(stage_items, "run_tasks", count):
         resumed = bitwright(*arguments)
@@ -218,6 +220,27 @@ def test_uniform_layouts_keep_embeddings_at_their_least_type(tiny_model: Path) -
     assert low["token_embd.weight"] == "Q2_K"
     assert low["blk.0.attn_q.weight"] == "IQ1_S"
     assert uniform_layout(model, "Q6_K", "Q2_K", None)["token_embd.weight"] == "Q6_K"
+
+
+def test_generated_items_that_resemble_the_calibration_text_are_left_out(
+    swept: tuple[Path, Ran, Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    """One item is made to stand in the text: it is asked of no file, and the run goes on."""
+    (leaked, *_), _ = load_results(swept[0] / "items" / "reference")
+    name = f"calls/{leaked.outcomes[0].item}"
+    overlaps = (Overlap(name, "code/x", 0.9),)
+    workflow = write_sizes(tmp_path, "sweep")
+    out = tmp_path / "run"
+    with patch.object(item_leaks, "overlap", lambda documents, texts: overlaps):
+        ran = bitwright("run", workflow, "--model", tiny_model, "--out", out, "--json")
+    assert ran.code == 0, ran.err
+    assert f"1 of 8 generated items resemble the calibration text and are left out: {name}" in (
+        " ".join(ran.err.split())
+    )
+    for label in ("reference", "stock-Q2_K"):
+        results, _ = load_results(out / "items" / label)
+        assert [len(r.outcomes) for r in results] == [4, 3]
+        assert leaked.outcomes[0].item not in {o.item for o in results[0].outcomes}
 
 
 # Variants
