@@ -44,7 +44,7 @@ class CandidateLayout:
 
 
 def is_control(label: str) -> bool:
-    """Measured beside ours, never chosen: simpler ideas to beat, and what an honest name costs."""
+    """Measured beside ours: simpler ideas to beat, and what an honest name costs."""
     return label in (UNIFORM, HONEST) or label.startswith(ROLE_RULE)
 
 

@@ -24,7 +24,7 @@ from bitwright.damage.damage_map import DamageMap
 from bitwright.damage.pooling import pool
 from bitwright.damage.pricing import DamageTable, price_types, types_to_pack
 from bitwright.engine.imatrix import Imatrix
-from bitwright.eval.divergence import Candidate, ScoreTable
+from bitwright.eval.divergence import Candidate
 from bitwright.eval.scores import kld_ratio, mean_kld
 from bitwright.eval.statistics import Interval
 from bitwright.eval.suite import DivergenceSuite
@@ -161,12 +161,12 @@ def _choose(
         means = {c: mean_kld(scored.table, candidate.label, c, suite) for c in ctx.categories}
         measured[candidate.label] = {c: m for c, m in means.items() if m is not None}
     stock = candidates[-1].label
-    ours = [c.label for c in candidates[:-1] if not is_control(c.label)]
+    ours = [c.label for c in candidates[:-1] if may_be_chosen(c.label, terms)]
     broken = {
         label: broken_prices(measured[label], measured[stock], terms.prices, scored.noise_nats)
         for label in ours
     }
-    best = choose_best(scored.table, ours, broken, ctx.spec.target, suite)
+    best = choose_best(measured, ours, broken, ctx.spec.target)
     ratio = kld_ratio(scored.table, best, stock, ctx.spec.target, suite)
     reason = reason_to_keep_stock(ratio, broken[best])
     layouts = {c.label: dict(c.types) for c in candidates}
@@ -194,6 +194,14 @@ def _choose(
     return Allocation(found, measured, best, bool(reason), errors, reason, dict(terms.prices))
 
 
+def may_be_chosen(label: str, terms: Terms) -> bool:
+    """Ours, and the role rules: a simple layout that measures better is the better layout.
+
+    Rules know nothing of further budgets, so with those they are only compared.
+    """
+    return not is_control(label) or (label.startswith(ROLE_RULE) and not terms.side_budgets)
+
+
 def broken_prices(
     own: Mapping[str, float],
     stock: Mapping[str, float],
@@ -215,20 +223,19 @@ def broken_prices(
 
 
 def choose_best(
-    table: ScoreTable,
+    measured: Mapping[str, Mapping[str, float]],
     labels: Sequence[str],
     broken: Mapping[str, Mapping[str, float]],
     target: str,
-    suite: DivergenceSuite,
 ) -> str:
-    """The first label, unless a later one is better by more than the noise; prices come first."""
+    """The label that measured least on the target among those that keep the prices, if any does.
+
+    A handful of layouts, each proposed for a reason, so the best measured one is the best guess; a
+    search through many has to beat the noise before it adds one (see stage_search). Of equals the
+    first.
+    """
     keeping = [label for label in labels if not broken[label]] or list(labels)
-    best = keeping[0]
-    for label in keeping[1:]:
-        ratio = kld_ratio(table, label, best, target, suite)
-        if ratio.value is not None and ratio.high is not None and ratio.high < 1.0:
-            best = label
-    return best
+    return min(keeping, key=lambda label: measured[label].get(target, math.inf))
 
 
 def reason_to_keep_stock(ratio: Interval, broken: Mapping[str, float]) -> str:

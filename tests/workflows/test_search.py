@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bitwright.allocator.candidates import propose
+from bitwright.allocator.terms import SideBudget, Terms
 from bitwright.corpora.store import load_corpus
 from bitwright.damage.damage_map import load_damage_map
 from bitwright.damage.pricing import price_types
@@ -23,7 +24,13 @@ from bitwright.workflows.preflight import make_options, make_plan
 from bitwright.workflows.progress import Silent
 from bitwright.workflows.run_folder import NotDone, RunFolder
 from bitwright.workflows.spec import SearchSettings, StudySettings, load_workflow
-from bitwright.workflows.stage_allocate import broken_prices, make_terms, reason_to_keep_stock
+from bitwright.workflows.stage_allocate import (
+    broken_prices,
+    choose_best,
+    make_terms,
+    may_be_chosen,
+    reason_to_keep_stock,
+)
 from bitwright.workflows.stage_search import Best, Task, search
 from tests.workflows.conftest import Finished
 
@@ -187,3 +194,24 @@ def test_reasons_to_keep_stock():
     assert "×1.300" in reason_to_keep_stock(Interval(1.3, 1.1, 1.5, 9), {})
     assert "too few documents" in reason_to_keep_stock(Interval(0.5, None, None, 1), {})
     assert "no KLD ratio" in reason_to_keep_stock(Interval(None, None, None, 0), {})
+
+
+def test_the_layout_that_measures_best_is_taken_prices_first():
+    measured = {"target": {"code": 0.5}, "mixed": {"code": 0.4}, "role-rule": {"code": 0.3}}
+    none = {label: {} for label in measured}
+    assert choose_best(measured, ["target", "mixed", "role-rule"], none, "code") == "role-rule"
+    broken = none | {"role-rule": {"chat": 1.2}}
+    assert choose_best(measured, ["target", "mixed", "role-rule"], broken, "code") == "mixed"
+    every = {label: {"chat": 1.2} for label in measured}
+    assert choose_best(measured, ["target", "mixed"], every, "code") == "mixed"
+    same = {"target": {"code": 0.4}, "mixed": {"code": 0.4}}
+    assert choose_best(same, ["target", "mixed"], none, "code") == "target"
+
+
+def test_simple_layouts_may_be_chosen_where_they_keep_all_terms():
+    plain, split = Terms(), Terms(side_budgets=(SideBudget("ffn_*", 10),))
+    assert may_be_chosen("target", split)
+    assert may_be_chosen("role-rule-mixed", plain)
+    assert not may_be_chosen("role-rule-mixed", split)
+    assert not may_be_chosen("uniform", plain)
+    assert not may_be_chosen("honest-name", plain)
