@@ -93,8 +93,9 @@ def open_bench(arguments: argparse.Namespace, folder: Path) -> Iterator[Bench]:
         packed = PackedTensors(packer)
         names = probed_tensors(session)
         if arguments.sample and arguments.sample < len(names):
-            picked = np.linspace(0, len(names) - 1, arguments.sample).round().astype(int)
-            names = [names[i] for i in picked]
+            # Middles of equal parts: the first and the last tensor would stand for too many.
+            picked = (np.arange(arguments.sample) + 0.5) * len(names) / arguments.sample
+            names = [names[int(i)] for i in picked]
         pairs = probe_types(model, names, PROBE_TYPE)
         step("packing", lambda: [packed.get(*pair) for pair in pairs])
         free = build_options(model, ladder=ladder("K"), imatrix=imatrix, measured=frozenset(names))
