@@ -144,12 +144,15 @@ def _budget(model: ModelFile, text: str) -> int:
 
 
 class Timed:
-    """CPU seconds of this thread in llama.cpp's passes and in weight writing, until `stop`."""
+    """CPU seconds of this thread in llama.cpp's passes and in weight writing, until `stop`.
+
+    ``total_s``: of this thread in all; ``wall_s``: on the clock.
+    """
 
     def __init__(self, session: Session, runner: SuffixRunner) -> None:
         self.decode_s = self.swap_s = 0.0
         self.passes = 0
-        self.total_s = -time.thread_time()
+        self.total_s, self.wall_s = -time.thread_time(), -time.perf_counter()
         self._undo: list[Callable[[], None]] = []
         self._wrap(runner._context, "decode", "decode_s")
         self._wrap(session, "set_tensor", "swap_s")
@@ -170,20 +173,25 @@ class Timed:
 
     def stop(self) -> None:
         self.total_s += time.thread_time()
+        self.wall_s += time.perf_counter()
         for undo in self._undo:
             undo()
 
 
-def time_score(bench: Bench, chunk: Chunk) -> float:
-    """Seconds of one KLD against the reference, over the chunk's rows."""
+def time_score(bench: Bench, chunk: Chunk) -> tuple[float, float]:
+    """One KLD against the reference over the chunk's rows: (CPU s of this thread, wall s).
+
+    The rest of the CPU time is in the threads that it is spread over.
+    """
     logits = bench.session.logits(chunk.tokens, chunk.starts, chunk.rows()).copy()
     reference = make_reference(logits, chunk.targets(), threads=bench.session.threads)
     found = []
     for _ in range(REPEATS):
-        started = time.thread_time()
+        started = time.thread_time(), time.perf_counter()
         score(reference, logits, chunk.targets())
-        found.append(time.thread_time() - started)
-    return float(np.median(found))
+        found.append((time.thread_time() - started[0], time.perf_counter() - started[1]))
+    cpu, wall = np.median(np.array(found), axis=0)
+    return float(cpu), float(wall)
 
 
 def time_callbacks(bench: Bench, runner: SuffixRunner) -> float:
