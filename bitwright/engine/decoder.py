@@ -34,12 +34,16 @@ MIN_ROWS = 8
 MIN_SLOT_ROWS = 2
 DEFAULT_CTX = 4096
 MAX_BATCH = 512
+# Steps of smaller models are so short that threads mostly wait for each other: on a model of 4.5
+# million weights two threads took four times as long as one (evaluate --suite builtin).
+ONE_THREAD_BELOW = 32_000_000
 Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """How to run: `threads` 0 = all cores, `n_ctx` 0 = the model's own, at most 4096.
+    """How to run: `threads` 0 = all cores, or one for a tiny model; `n_ctx` 0 = the model's own, at
+    most 4096.
 
     `slots`: sequences that are generated at the same time; each has `n_ctx` tokens.
     """
@@ -219,7 +223,9 @@ class Decoder:
         params.n_outputs_max_per_seq = 0
         params.kv_unified = False
         params.swa_full = True  # a kept prefix must hold what a sliding window has passed
-        params.n_threads = params.n_threads_batch = self.threads
+        tiny = sum(info.n_elements for info in self.model.tensors) < ONE_THREAD_BELOW
+        threads = 1 if tiny and not self.options.threads else self.threads
+        params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = 0
         params.op_offload = False
         with lib.capture_log() as log:
