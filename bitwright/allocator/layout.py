@@ -156,7 +156,7 @@ def _check_rule(rule: _Rule, matched: Sequence[TensorInfo], path: Path, model: M
     if not matched:
         raise InputError(
             f"{path}: the rule {rule.text!r} matches no tensor of {model.name}: correct or remove"
-            " it (`bitwright inspect` lists the tensors)"
+            " it (`bitwright inspect --json` lists the tensors)"
         )
     open_to_it = any(is_quantizable(t, model.arch) for t in matched)
     if not open_to_it and any(t.type != rule.type for t in matched):

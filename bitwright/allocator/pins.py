@@ -64,7 +64,7 @@ def _matches(pattern: str, model: ModelFile) -> tuple[list[TensorInfo], int]:
     if not found:
         raise ConfigError(
             f"the pin {pattern!r} matches no tensor of {model.name}: give an exact name or a glob"
-            " such as 'blk.*.ffn_down.weight' (`bitwright inspect` lists the tensors)"
+            " such as 'blk.*.ffn_down.weight' (`bitwright inspect --json` lists the tensors)"
         )
     quantizable = [t for t in found if is_quantizable(t, model.arch)]
     if not quantizable:

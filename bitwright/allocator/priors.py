@@ -235,6 +235,11 @@ def prior_sentence(prior: Prior) -> str:
     return f"damages were not measured on this model, they come from {', '.join(prior.sources)}"
 
 
+def is_of(prior: Prior, model: ModelFile) -> bool:
+    """Whether the prior was made from the model's own map, by the names of its sources."""
+    return any(one.startswith(f"{model.name},") for one in prior.sources)
+
+
 def rank_correlation(prior: Prior, source: Source, category: str) -> tuple[float, int]:
     """Spearman's rank correlation of damages by prior and by map, and the number of tensors.
 

@@ -82,7 +82,7 @@ def side_rules(options: OptionSet, budgets: Sequence[SideBudget]) -> list[Rule]:
         if not names:
             raise ConfigError(
                 f"the budget for {one.pattern!r} matches no quantizable tensor of"
-                f" {options.model.name}: `bitwright inspect` lists them"
+                f" {options.model.name}: `bitwright inspect --json` lists them"
             )
         fixed = names - set(options.tensors)
         taken = sum(options.option_bytes(n, options.fixed[n]) for n in fixed if n in options.fixed)

@@ -171,8 +171,11 @@ def load_damage_map(folder: Path) -> DamageMap:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         table = (folder / TABLE).read_bytes()
         schema = manifest["schema"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder} holds no damage map ({error}): measure it first") from error
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            f"{folder} holds no damage map that can be read: measure it with `bitwright damage` or"
+            " `bitwright run`"
+        ) from None
     if schema != SCHEMA_VERSION:
         raise InputError(
             f"the damage map in {folder} is of version {schema}, this is version "

@@ -65,7 +65,9 @@ class ModelFile:
         """
         found = self.by_name.get(name)
         if found is None:
-            raise InputError(f"{self.name} has no tensor {name}: `bitwright inspect` lists them")
+            raise InputError(
+                f"{self.name} has no tensor {name}: `bitwright inspect --json` lists them"
+            )
         return found
 
     def has(self, name: str) -> bool:

@@ -78,6 +78,7 @@ def gguf_facts(path: Path) -> dict[str, Any]:
         ),
         "tied_embeddings": all(i.name != "output.weight" for i in tensors),
         "types": _by_type(tensors),
+        "tensors": [[info.name, info.type, list(info.shape)] for info in tensors],
         "body_share_by_weights": _shares(body, by_weights=True),
         "body_share_by_tensors": _shares(body, by_weights=False),
         "metadata": {key: kv_value(shards[0].kv[key]) for key in SHOWN_KEYS if key in shards[0].kv},

@@ -97,7 +97,7 @@ def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
         result["imatrix_mix"] = dict(mix.record)
     result["price"] = kept_prices(allocation.prices, comparison)
     described = describe_run(
-        ctx, {entry.label: entry.types for entry in entries}, {chosen: name}, recipe
+        ctx, {entry.label: entry.types for entry in entries}, {chosen: name}, recipe, model_name
     )
     record_scores(ctx, "evaluate", scored, split_chunks(ctx, corpora, "report"), described)
     result_path = ctx.folder.path / "result.json"

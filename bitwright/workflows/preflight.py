@@ -77,7 +77,8 @@ def check_room(ctx: RunContext, plan: Plan) -> None:
     kept = [*(folder / "cache").rglob("*.packed"), *folder.glob("*.gguf")]
     there = sum(path.stat().st_size for path in kept)
     files = 1 + CACHED_FILES + len(ctx.spec.imatrix.candidates)
-    check_space(folder / "cache", max(0, files * plan.budget_bytes - there))
+    one = min(plan.budget_bytes, plan.options.largest_bytes)  # a budget may be beyond any layout
+    check_space(folder / "cache", max(0, files * one - there))
 
 
 def stock_layout(ctx: RunContext, ftype: str) -> dict[str, str]:

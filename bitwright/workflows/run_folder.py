@@ -5,16 +5,17 @@ sizes, is not computed again. Everything is written to a temporary name, synced 
 that a kill at any moment leaves either the old file or the new one.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -54,6 +55,24 @@ def versions() -> dict[str, str]:
     }
 
 
+def _lock(file: IO[str]) -> bool:
+    """Lock an open file for this process; False where another one holds it.
+
+    True also where the system or the file system has no such locks: then nothing is guarded.
+    """
+    try:
+        import fcntl  # not on Windows
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 class NotDone(Exception):
     """What a read-only run folder says of a stage that it does not hold."""
 
@@ -81,6 +100,26 @@ class RunFolder:
         if not os.access(path, os.W_OK):
             raise StorageError(f"the run folder {path} cannot be written: check its permissions")
         return RunFolder(path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """The folder for one run alone; the lock goes with the process, however it ends.
+
+        Raises:
+            StorageError: another run is using it.
+        """
+        with (self.path / ".lock").open("a+") as file:
+            if not _lock(file):
+                file.seek(0)
+                owner = file.read().strip() or "unknown"
+                raise StorageError(
+                    f"{self.path} is in use by another run (process {owner}): wait for it, or give"
+                    " another folder with --out"
+                )
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
 
     def sweep(self) -> None:
         """Remove temporary files that a killed run left; only in subfolders that a run makes."""

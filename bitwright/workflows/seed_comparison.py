@@ -78,10 +78,10 @@ def read_build(folder: Path) -> Build:
             RunFolder.open(folder), result["target"], baseline, stage["result"]["layouts"]
         )
         missing = [label for label in build.labels if label not in build.layouts]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError):
         raise InputError(
-            f"{folder} is not a finished run of a build workflow ({error!r}): give the folder of "
-            "`bitwright run`"
+            f"{folder} is not a finished run of a build workflow: give the folder of"
+            " `bitwright run`"
         ) from None
     if missing:
         raise InputError(f"{folder} has no layout {missing[0]!r}: run the workflow again")

@@ -9,6 +9,7 @@ from bitwright.allocator.priors import (
     Source,
     build_prior,
     find_prior,
+    is_of,
     rank_correlation,
     read_prior,
     write_prior,
@@ -59,12 +60,16 @@ def compare(folder: Path, choice: ModelChoice, prior_path: Path | None, output: 
         for c in source.table.categories
         if c in prior.sensitivity
     }
+    own = is_of(prior, source.model)
     facts = {
         "model_class": prior.model_class,
+        "prior_is_of_this_model": own,
         "spearman": {c: round(value, 4) for c, (value, _) in found.items()},
         "tensors": {c: n for c, (_, n) in found.items()},
     }
     lines = [f"{c:<14} rank correlation {v:.3f} over {n} tensors" for c, (v, n) in found.items()]
+    if own:
+        lines.append("the prior was made from this very model: that says nothing of others")
     output.result(facts, "\n".join(lines))
 
 

@@ -28,11 +28,13 @@ def run_sizes(ctx: RunContext, model_name: str, output: Output, *, dry_run: bool
     if dry_run:
         output.result(*describe_sizes(ctx, tasks))
         return
-    ctx.folder.open(ctx.folder.path).sweep()
-    _remove_leftover_files(ctx.folder)
-    run = run_sweep if ctx.spec.kind == "sweep" else run_variants
-    result, files = run(ctx, model_name)
-    pages, text = _write_pages(ctx.folder.path, result)
+    opened = RunFolder.open(ctx.folder.path)
+    with opened.locked():
+        opened.sweep()
+        _remove_leftover_files(ctx.folder)
+        run = run_sweep if ctx.spec.kind == "sweep" else run_variants
+        result, files = run(ctx, model_name)
+        pages, text = _write_pages(ctx.folder.path, result)
     ctx.reporter.close()
     names = "\n".join(f"  {path}" for path in (*files, *pages))
     output.result(result, text, f"Files left:\n{names}")
@@ -66,12 +68,16 @@ def _remove_leftover_files(folder: RunFolder) -> None:
         path.unlink(missing_ok=True)
 
 
-def refuse_budget(ctx: RunContext, budget: str | None) -> None:
-    """A sweep has many sizes, so a budget would be ignored.
+def refuse_ignored(ctx: RunContext, budget: str | None, *, no_measure: bool) -> None:
+    """A sweep has many sizes, and both kinds measure: what would be ignored is refused.
 
     Raises:
-        ConfigError: one was given.
+        ConfigError: a budget of a sweep, or --no-measure.
     """
+    if no_measure:
+        raise ConfigError(
+            f"--no-measure has no meaning for {ctx.name}, which is all measuring: leave it out"
+        )
     if ctx.spec.kind == "sweep" and budget is not None:
         raise ConfigError(
             f"--budget {budget} has no meaning for {ctx.name}, which looks at many sizes: edit its "

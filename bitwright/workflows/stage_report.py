@@ -1,6 +1,7 @@
 """Stage 7: report, model card and layout file, from nothing but what the run folder holds."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bitwright.report.extras import Prediction, ReportExtras
 from bitwright.report.html import html_report
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.run_folder import RunFolder, versions
+from bitwright.workflows.spec import list_workflows, load_workflow
 
 
 def describe_run(
@@ -26,6 +28,7 @@ def describe_run(
     layouts: Mapping[str, Mapping[str, str]],
     names: Mapping[str, str],
     recipe_sha256: str,
+    model_name: str,
 ) -> dict[str, Any]:
     """What the report needs and no earlier stage has recorded; goes into evaluate.json."""
     found = [info for info in ctx.model.tensors if is_quantizable(info, ctx.model.arch)]
@@ -36,8 +39,29 @@ def describe_run(
         "recipe": {"sha256": recipe_sha256, "seed": ctx.spec.seed, **versions()},
         "base_model": base_model(ctx.model),
         "license": str(ctx.model.meta("general.license", "")),
-        "command": f"bitwright run {ctx.name} --model {ctx.model.path.name}",
+        "command": command_of(ctx, model_name),
     }
+
+
+def command_of(ctx: RunContext, model_name: str) -> str:
+    """The command that makes the run again, with what was changed on the command line."""
+    built_in = ctx.name in {name for name, _ in list_workflows()}
+    spec = load_workflow(ctx.name)[0] if built_in else ctx.spec
+    workflow = shlex.quote(ctx.name if built_in else f"{ctx.name}.toml")
+    parts = [f"bitwright run {workflow} --model {shlex.quote(model_name)}"]
+    if ctx.spec.budget != spec.budget:
+        parts.append(f"--budget {shlex.quote(str(ctx.spec.budget))}")
+    if ctx.spec.seed != spec.seed:
+        parts.append(f"--seed {ctx.spec.seed}")
+    changed = {c: e for c, e in ctx.spec.price.items() if spec.price.get(c) != e}
+    parts += [f"--price {category}={part:g}" for category, part in changed.items()]
+    if ctx.spec.engine.n_ctx != spec.engine.n_ctx:
+        parts.append(f"--ctx {ctx.spec.engine.n_ctx}")
+    if ctx.spec.engine.working_type != spec.engine.working_type:
+        parts.append(f"--working-type {ctx.spec.engine.working_type}")
+    if ctx.spec.damage.mode == "prior" != spec.damage.mode:
+        parts.append("--no-measure")
+    return " ".join(parts)
 
 
 def base_model(model: ModelFile) -> str:

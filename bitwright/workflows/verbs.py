@@ -68,9 +68,9 @@ def run(
     try:
         if spec.kind != "build":
             # Executed suites and what they import are needed by these kinds only.
-            from bitwright.workflows.sizes_verbs import refuse_budget, run_sizes
+            from bitwright.workflows.sizes_verbs import refuse_ignored, run_sizes
 
-            refuse_budget(ctx, choices.budget)
+            refuse_ignored(ctx, choices.budget, no_measure=choices.no_measure)
             run_sizes(ctx, shown_name(model_spec, model), output, dry_run=dry_run)
             return
         plan = make_plan(ctx)
@@ -78,9 +78,11 @@ def run(
             facts, text = describe_plan(ctx, plan)
             output.result(facts, text)
             return
-        RunFolder.open(folder).sweep()
+        opened = RunFolder.open(folder)
         check_room(ctx, plan)
-        done = run_pipeline(ctx, plan, shown_name(model_spec, model))
+        with opened.locked():
+            opened.sweep()
+            done = run_pipeline(ctx, plan, shown_name(model_spec, model))
     finally:
         reporter.close()
     names = "\n".join(f"  {path}" for path in done.files)

@@ -1,5 +1,6 @@
 """Each stage alone, on files that another tool may have made."""
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +13,16 @@ import pytest
 from bitwright.engine.gguf_file import read_gguf
 from bitwright.engine.imatrix_file import read_imatrix
 from bitwright.engine.model_file import open_model
+from bitwright.engine.session import SessionOptions
 from bitwright.engine.upstream import FTYPES, upstream_layout, upstream_quantize
+from bitwright.workflows.context import RunContext
+from bitwright.workflows.progress import Silent
+from bitwright.workflows.run_folder import RunFolder
+from bitwright.workflows.spec import load_workflow
+from bitwright.workflows.stage_report import command_of
+from bitwright.workflows.verbs import RunChoices, overridden
 from tests.tiny import split_gguf, tiny_gguf
+from tests.workflows.conftest import Finished
 from tests.workflows.support import bitwright, write_recipe
 
 TEXT = "\n\n".join(
@@ -252,3 +261,33 @@ def test_workflow_ls_and_cp(tmp_path: Path):
     assert bitwright("workflow", "cp", "coding-q3_k_s", tmp_path).code == 0
     assert "exists already" in bitwright("workflow", "cp", "coding-q3_k_s", tmp_path).refusal()
     assert "coding-q3_k_s" in bitwright("workflow", "cp", "nothing", tmp_path).refusal()
+
+
+def test_a_folder_that_a_run_is_using_is_refused(finished: Finished, tmp_path: Path):
+    folder = RunFolder.open(tmp_path / "run")
+    with folder.locked():
+        ran = bitwright("run", finished.workflow, "--model", finished.model, "--out", folder.path)
+        assert ran.code == 1
+        assert f"in use by another run (process {os.getpid()})" in ran.err
+    with folder.locked():  # the lock went with the block
+        pass
+
+
+def test_the_card_gives_the_command_with_what_was_changed(finished: Finished, tmp_path: Path):
+    spec, name = load_workflow("coding-q3_k_s")
+    model, folder = open_model(finished.model), RunFolder(tmp_path)
+
+    def command(choices: RunChoices) -> str:
+        given = overridden(spec, choices)
+        return command_of(
+            RunContext(given, name, model, folder, SessionOptions(), Silent()), "demo"
+        )
+
+    assert command(RunChoices()) == "bitwright run coding-q3_k_s --model demo"
+    changed = RunChoices(budget="5 GiB", seed=3, prices={"chat": 0.05}, n_ctx=256, no_measure=True)
+    assert command(changed) == (
+        "bitwright run coding-q3_k_s --model demo --budget '5 GiB' --seed 3 --price chat=0.05"
+        " --ctx 256 --no-measure"
+    )
+    own = RunContext(spec, "mine", model, folder, SessionOptions(), Silent())
+    assert command_of(own, "m.gguf") == "bitwright run mine.toml --model m.gguf"
