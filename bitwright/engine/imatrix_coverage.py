@@ -9,7 +9,6 @@ from bitwright.errors import ConfigError
 
 MIN_COVERAGE = 0.95  # of a tensor's experts, below which very low-bit types are refused
 SHOWN_EXPERTS = 12
-SHOWN_TENSORS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +53,21 @@ def require_covered(
     """Refuse a layout that needs importance it does not have, for all tensors at once.
 
     Raises:
-        ConfigError: with how many tensors, and the first of them with type and coverage.
+        ConfigError: with every tensor, its type and its coverage.
     """
     lacking = uncovered(layout, imatrix, min_coverage=min_coverage, q2_k_s=q2_k_s)
     if not lacking:
         return
-    first = lacking[:SHOWN_TENSORS]
-    more = f" and {len(lacking) - len(first)} more" if len(lacking) > len(first) else ""
     if imatrix is None:
-        listed = ", ".join(f"{u.tensor}={u.type}" for u in first)
+        listed = ", ".join(f"{u.tensor}={u.type}" for u in lacking)
         raise ConfigError(
-            f"{len(lacking)} tensor(s) would get a type that needs an imatrix, and none was given"
-            f" ({listed}{more}): give one with --imatrix, or choose other types"
+            f"{len(lacking)} tensor(s) would get a type that needs an imatrix, and none was given:"
+            f" {listed}. Give one with --imatrix, or choose other types"
         )
-    listed = ", ".join(f"{u.tensor}={u.type} ({u.coverage:.0%} covered)" for u in first) + more
+    listed = ", ".join(f"{u.tensor}={u.type} ({u.coverage:.0%} covered)" for u in lacking)
     raise ConfigError(
         f"{len(lacking)} tensor(s) would get a type that needs an imatrix covering at least"
-        f" {min_coverage:.0%} of their matrices: {listed}. Give an imatrix made from more text,"
+        f" {min_coverage:.0%} of their experts: {listed}. Give an imatrix made from more text,"
         " or choose other types"
     )
 

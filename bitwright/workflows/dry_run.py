@@ -63,7 +63,7 @@ def finished_stages(ctx: RunContext, plan: Plan) -> list[str]:
         done.append("imatrix")
         suite = load_suite("divergence")
         mix = choose_mix(reading, plan, corpora, imatrices, key, suite)
-        done.append("mix")
+        done += ["mix"] if mix.record is not None else []
         imatrices, key = mix.imatrices, mix.key
         damage_map, _ = measure_damage(reading, corpora, imatrices["task"], key, plan.budget_bytes)
         done.append("damage")
@@ -106,7 +106,7 @@ def count_passes(ctx: RunContext, plan: Plan) -> dict[str, int]:
     mixes = len(spec.imatrix.candidates) + 3 if spec.imatrix.candidates else 0  # and the reference
     return {
         "imatrix": sum(chunks[c]["calibrate"] for c in mixed),
-        "mix": total["select"] * mixes,
+        **({"mix": total["select"] * mixes} if mixes else {}),
         "damage": count_probes(spec.damage, on_target["probe"], total["probe"], plan, len(chunks)),
         # Proposals and controls on all of select; what a search adds, on the target's part.
         "select": total["select"] * (CANDIDATES + 1) + on_target["select"] * searched,

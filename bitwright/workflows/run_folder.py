@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -55,8 +55,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def _lock(file: IO[str]) -> bool:
-    """Lock an open file for this process; False where another one holds it.
+def _lock(handle: int) -> bool:
+    """Lock an open folder for this process; False where another one holds it.
 
     True also where the system or the file system has no such locks: then nothing is guarded.
     """
@@ -65,7 +65,7 @@ def _lock(file: IO[str]) -> bool:
     except ImportError:
         return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
@@ -108,18 +108,16 @@ class RunFolder:
         Raises:
             StorageError: another run is using it.
         """
-        with (self.path / ".lock").open("a+") as file:
-            if not _lock(file):
-                file.seek(0)
-                owner = file.read().strip() or "unknown"
+        handle = os.open(self.path, os.O_RDONLY)  # the folder itself: no file is left in it
+        try:
+            if not _lock(handle):
                 raise StorageError(
-                    f"{self.path} is in use by another run (process {owner}): wait for it, or give"
-                    " another folder with --out"
+                    f"{self.path} is in use by another run: wait for it, or give another folder"
+                    " with --out"
                 )
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
             yield
+        finally:
+            os.close(handle)
 
     def sweep(self) -> None:
         """Remove temporary files that a killed run left; only in subfolders that a run makes."""

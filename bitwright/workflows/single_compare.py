@@ -84,9 +84,6 @@ def compare(
         ConfigError: too few results. InputError: results that cannot be paired.
     """
     named = [parse(text) for text in results]
-    places = [(one.folder.resolve(), one.label) for one in named]
-    if len(set(places)) < len(places):
-        raise ConfigError("a result was given twice: give each once, the baseline first")
     kind = _kind(named)
     if kind == "run":
         pairs = _compare_runs(_with_baseline(named), target)
