@@ -38,7 +38,7 @@ from bitwright.workflows.stage_evaluate import (
 from bitwright.workflows.stage_imatrix import collect_imatrices
 from bitwright.workflows.stage_mix import choose_mix
 from bitwright.workflows.stage_quantize import WrittenFile, provenance, write_model
-from bitwright.workflows.stage_report import describe_run, write_report
+from bitwright.workflows.stage_report import command_of, describe_run, write_report
 
 OURS = "ours-task"
 
@@ -91,13 +91,14 @@ def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
         allocation.predicted_over_measured(allocation.ours, ctx.spec.target),
     )
     result["reason"] = allocation.reason
+    result["command"] = command_of(ctx, model_name)
     if ctx.spec.damage.mode == "prior":
         result["not_measured"] = damage_map.notes[0]
     if mix.record is not None:
         result["imatrix_mix"] = dict(mix.record)
     result["price"] = kept_prices(allocation.prices, comparison)
     described = describe_run(
-        ctx, {entry.label: entry.types for entry in entries}, {chosen: name}, recipe, model_name
+        ctx, {entry.label: entry.types for entry in entries}, {chosen: name}, recipe
     )
     record_scores(ctx, "evaluate", scored, split_chunks(ctx, corpora, "report"), described)
     result_path = ctx.folder.path / "result.json"

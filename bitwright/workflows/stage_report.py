@@ -28,7 +28,6 @@ def describe_run(
     layouts: Mapping[str, Mapping[str, str]],
     names: Mapping[str, str],
     recipe_sha256: str,
-    model_name: str,
 ) -> dict[str, Any]:
     """What the report needs and no earlier stage has recorded; goes into evaluate.json."""
     found = [info for info in ctx.model.tensors if is_quantizable(info, ctx.model.arch)]
@@ -39,7 +38,6 @@ def describe_run(
         "recipe": {"sha256": recipe_sha256, "seed": ctx.spec.seed, **versions()},
         "base_model": base_model(ctx.model),
         "license": str(ctx.model.meta("general.license", "")),
-        "command": command_of(ctx, model_name),
     }
 
 
@@ -128,7 +126,7 @@ def load_extras(folder: RunFolder, result: Mapping[str, Any]) -> ReportExtras:
         notes=[*mix_notes(result), *(f"imatrix: {n}" for n in imatrix["task"].get("notes", ()))],
         base_model=evaluate["base_model"],
         license=evaluate["license"],
-        command=evaluate["command"],
+        command=str(result.get("command", "")),
     )
 
 
