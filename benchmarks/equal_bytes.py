@@ -41,7 +41,7 @@ from bitwright.allocator.candidates import (
 from bitwright.allocator.choices import Cost, single_groups, solve_groups, weighted_cost
 from bitwright.allocator.ladders import ladder
 from bitwright.allocator.options import OptionSet, build_options
-from bitwright.allocator.priors import find_prior, prior_table
+from bitwright.allocator.priors import find_prior, is_of, prior_table
 from bitwright.allocator.terms import Terms, off_target_prices
 from bitwright.corpora.records import Corpus
 from bitwright.damage.pooling import pool
@@ -330,7 +330,7 @@ def main() -> None:
         "model": model.name,
         "prior_sources": list(sources),
         # Then prior_only is no test of a prior: it was made from this model's own map.
-        "prior_is_of_this_model": any(one.startswith(f"{model.name},") for one in sources),
+        "prior_is_of_this_model": prior is not None and is_of(prior, model),
         "synthetic_reference": model.synthetic_reference,
         "target": spec.target,
         "elapsed_s": round(time.monotonic() - started, 1),

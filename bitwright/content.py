@@ -3,11 +3,16 @@
 In a wheel they lie in ``bitwright/_content``; in a checkout, beside the package.
 """
 
+import tomllib
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from bitwright.errors import ConfigError
 
 FOLDERS = ("corpora", "workflows", "eval", "allocator")
+M = TypeVar("M", bound=BaseModel)
 
 
 def content_dir(folder: str) -> Path:
@@ -43,3 +48,31 @@ def find_content(folder: str, name: str | Path, suffix: str = ".toml") -> Path:
         f"{name} is neither a {suffix} file nor a built-in of {folder}/: "
         f"give a path, or one of {known or 'none'}"
     )
+
+
+def read_content(path: Path, model: type[M]) -> M:
+    """A TOML file, checked.
+
+    Raises:
+        ConfigError: it is not TOML, or holds a key or value that ``model`` does not allow.
+    """
+    try:
+        return model.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path.name} is not valid TOML: it is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path.name} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path.name}: {first_problem(error)}") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first complaint of pydantic as one sentence: where, what, and what to do."""
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {where!r}: remove it, or check its spelling"
+    if problem["type"] == "missing":
+        return f"the key {where!r} is missing: add it"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message

@@ -1,13 +1,12 @@
 """Type ladders: the sets of tensor types that the solver may choose from."""
 
-import tomllib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from bitwright.content import find_content
+from bitwright.content import find_content, read_content
 from bitwright.engine.ggml_types import tensor_type
 from bitwright.engine.packing import PACKABLE
 from bitwright.errors import ConfigError, InputError
@@ -55,14 +54,7 @@ def load_ladders() -> Mapping[str, tuple[str, ...]]:
         ConfigError: the file is not TOML, or holds an unknown key or type.
     """
     path = find_content("allocator", "ladders")
-    try:
-        found = _LadderFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"{path.name}: {where}: {problem['msg']}") from None
+    found = read_content(path, _LadderFile)
     return MappingProxyType({name: one.types for name, one in found.ladders.items()})
 
 

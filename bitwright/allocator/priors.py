@@ -20,7 +20,7 @@ from bitwright.content import content_dir
 from bitwright.damage.damage_map import DamageMap, tidy
 from bitwright.damage.pricing import DamageTable
 from bitwright.engine.atomic import write_atomic
-from bitwright.engine.ggml_types import TYPES
+from bitwright.engine.ggml_types import TYPES, fallback_type
 from bitwright.engine.model_file import ModelFile
 from bitwright.engine.tensors import HEADS, layer, role
 from bitwright.errors import ConfigError, InputError
@@ -175,6 +175,14 @@ def _log_damage(prior: Prior, model: ModelFile, category: str, name: str) -> flo
     return float(np.interp((layer(name) or 0) / last, grid, curve))
 
 
+def _type_ratio(prior: Prior, kind: str) -> float:
+    """Damage at a type over that at `BASE_TYPE`; of a type it does not know, from its bits."""
+    if kind in prior.types:
+        return float(np.exp(prior.types[kind]))
+    known = [(TYPES[t].bpw, float(np.exp(v))) for t, v in prior.types.items()]
+    return between(known, TYPES[kind].bpw)
+
+
 def prior_table(prior: Prior, options: OptionSet) -> DamageTable:
     """The damage table that a prior gives a model; nothing in it is measured on it.
 
@@ -185,11 +193,7 @@ def prior_table(prior: Prior, options: OptionSet) -> DamageTable:
     types = tuple(
         sorted({t for o in options.offered.values() for t in o}, key=lambda t: (TYPES[t].bpw, t))
     )
-    known = [(TYPES[t].bpw, float(np.exp(v))) for t, v in prior.types.items()]
-    r = {
-        t: float(np.exp(prior.types[t])) if t in prior.types else between(known, TYPES[t].bpw)
-        for t in types
-    }
+    r = {t: _type_ratio(prior, t) for t in types}
     categories = tuple(prior.sensitivity)
     nats = np.full((len(options.tensors), len(types), len(categories)), np.nan)
     for i, name in enumerate(options.tensors):
@@ -204,7 +208,8 @@ def prior_table(prior: Prior, options: OptionSet) -> DamageTable:
 def prior_map(prior: Prior, model: ModelFile, tensors: Sequence[str], target: str) -> DamageMap:
     """The damage map that a prior stands in for: nothing in it is measured on this model.
 
-    One row per tensor and category, at `BASE_TYPE`, over no tokens.
+    One row per tensor and category over no tokens, at `BASE_TYPE` or what takes its place where
+    the rows do not take it.
 
     Raises:
         ConfigError: the model is of another architecture class, or the prior lacks the target.
@@ -213,9 +218,11 @@ def prior_map(prior: Prior, model: ModelFile, tensors: Sequence[str], target: st
     _require_target(prior, target)
     rows = []
     for name in tensors:
-        about = {"tensor": name, "role": role(name), "layer": layer(name), "type": BASE_TYPE}
+        kind = fallback_type(BASE_TYPE, model.tensor(name).n_per_row)
+        about = {"tensor": name, "role": role(name), "layer": layer(name), "type": kind}
         for category in prior.sensitivity:
-            nats = float(np.exp(_log_damage(prior, model, category, name)))
+            base = float(np.exp(_log_damage(prior, model, category, name)))
+            nats = base * _type_ratio(prior, kind)
             known = {"category": category, "span": "scored", "kld_nats": nats, "se": SPREAD * nats}
             rows.append({**about, **known, "n_tokens": 0, "flips": 0})
     none = dict.fromkeys(prior.sensitivity, 0)

@@ -1,13 +1,12 @@
 """The rules of allocator/names.toml: names and shares, tiny tensors, tensors without a measure."""
 
-import tomllib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from bitwright.content import find_content
+from bitwright.content import find_content, read_content
 from bitwright.engine.ggml_types import tensor_type
-from bitwright.errors import ConfigError, InputError
+from bitwright.errors import InputError
 
 Part = Annotated[float, Field(gt=0, le=1)]
 
@@ -70,11 +69,4 @@ def load_rules() -> Rules:
         ConfigError: the file is not TOML, or holds an unknown key, type or share.
     """
     path = find_content("allocator", "names")
-    try:
-        return Rules.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"{path.name}: {where}: {problem['msg']}") from None
+    return read_content(path, Rules)

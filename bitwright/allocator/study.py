@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -34,6 +35,7 @@ ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 NAMELESS_S = 10.0  # a trial without its worker's name for so long was left by a kill
 # Waits between tries while other workers hold the storage; what was measured is not lost meanwhile.
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+LOCKED = (StorageInternalError, SQLAlchemyError)  # or failed in another way
 WORKER_STRIDE = 1_000_003  # between the seeds of workers that share a study
 
 SHARED_NOTE = (
@@ -41,6 +43,7 @@ SHARED_NOTE = (
     " and are not reproducible, but the layout that is chosen builds the same file again"
 )
 
+T = TypeVar("T")
 Types = Mapping[str, str]
 Params = Mapping[str, float]
 ReportChunk = Callable[[int, float], None]
@@ -153,22 +156,14 @@ def run_study(
 
     Raises:
         ConfigError: neither trials nor minutes, or a storage that cannot be opened.
+        StorageError: a storage that other workers keep locked.
     """
     if settings.trials <= 0 and settings.minutes <= 0:
         raise ConfigError("the study has neither trials nor minutes: set one of them above 0")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = open_storage(settings.storage)
+    storage = _patiently(lambda: open_storage(settings.storage))
     name = f"bitwright-{fingerprint[:16]}"
-    notes, earlier = _earlier_best(storage, name, space)
-    study = optuna.create_study(
-        storage=storage,
-        study_name=name,
-        directions=["minimize"] * (3 if settings.pareto else 1),
-        load_if_exists=True,
-    )
-    stale = close_stale(study)
-    if stale:
-        notes.append(f"{stale} trial(s) that a killed run had begun were closed")
+    study, notes, earlier = _patiently(lambda: _opened(storage, name, space, settings.pareto))
     starts = [*warm, *earlier]
     if "://" in settings.storage:
         notes.append(SHARED_NOTE)
@@ -192,30 +187,50 @@ def run_study(
             progress(ended + 1, max(settings.trials, ended + 1), best)
         return True
 
-    while _patiently(step, study):
+    while _patiently(step, lambda: close_own(study)):
         pass
     return _result(study, name, notes)
 
 
-def _patiently(step: Callable[[], bool], study: optuna.Study) -> bool:
-    """``step``, tried again for a while when the storage is locked by other workers.
+def _opened(
+    storage: optuna.storages.BaseStorage, name: str, space: Sequence[Variable], pareto: bool
+) -> tuple[optuna.Study, list[str], list[Params]]:
+    """The study, new or gone on with; notes for a user; points of earlier studies to start from."""
+    notes, earlier = _earlier_best(storage, name, space)
+    study = optuna.create_study(
+        storage=storage,
+        study_name=name,
+        directions=["minimize"] * (3 if pareto else 1),
+        load_if_exists=True,
+    )
+    stale = close_stale(study)
+    if stale:
+        notes.append(f"{stale} trial(s) that a killed run had begun were closed")
+    return study, notes, earlier
+
+
+def _patiently(call: Callable[[], T], tidy: Callable[[], None] = lambda: None) -> T:
+    """``call``, tried again for a while when the storage is locked by other workers.
+
+    ``tidy`` runs between two tries.
 
     Raises:
         StorageError: it stayed locked.
     """
-    for wait in (*WAITS_S, None):
+    for wait in WAITS_S:
         try:
-            return step()
-        except (StorageInternalError, SQLAlchemyError) as error:
-            if wait is None:
-                raise StorageError(
-                    f"the study's storage stayed locked or failed ({str(error).splitlines()[0]}):"
-                    " use a journal file (the default) or one worker; ended trials are kept"
-                ) from None
+            return call()
+        except LOCKED:
             time.sleep(wait)
-            with contextlib.suppress(StorageInternalError, SQLAlchemyError):
-                close_own(study)
-    raise AssertionError("unreachable")
+            with contextlib.suppress(*LOCKED):
+                tidy()
+    try:
+        return call()
+    except LOCKED as error:
+        raise StorageError(
+            f"the study's storage stayed locked or failed ({str(error).splitlines()[0]}): use a"
+            " journal file (the default) or one worker; ended trials are kept"
+        ) from None
 
 
 def _one_trial(
@@ -238,7 +253,7 @@ def _one_trial(
 
         found = measure(types, report)
     except BaseException:
-        with contextlib.suppress(StorageInternalError, SQLAlchemyError):
+        with contextlib.suppress(*LOCKED):
             study.tell(trial, state=TrialState.FAIL)  # also when interrupted: nothing stays running
         raise
     trial.set_user_attr("values", list(found.values))
@@ -253,7 +268,7 @@ def open_storage(storage: str) -> optuna.storages.BaseStorage:
     """A journal file, or a database for an URL.
 
     Raises:
-        ConfigError: it cannot be opened.
+        ConfigError: it cannot be opened. One of `LOCKED`: it is in use just now.
     """
     if "://" not in storage:
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
@@ -262,6 +277,8 @@ def open_storage(storage: str) -> optuna.storages.BaseStorage:
         return RDBStorage(storage)
     except (ImportError, ValueError, SQLAlchemyError, StorageInternalError) as error:
         reason = str(error).splitlines()[0]
+        if "locked" in reason:  # in use by another worker: to be waited for, not refused
+            raise
         raise ConfigError(
             f"the study's storage cannot be opened ({reason}): use a journal file (the default),"
             " or check the URL"

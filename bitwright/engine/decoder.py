@@ -35,7 +35,7 @@ MIN_SLOT_ROWS = 2
 DEFAULT_CTX = 4096
 MAX_BATCH = 512
 # Steps of smaller models are so short that threads mostly wait for each other: on a model of 4.5
-# million weights two threads took four times as long as one (evaluate --suite builtin).
+# million weights, `evaluate --suite builtin` took @IDLE@.
 ONE_THREAD_BELOW = 32_000_000
 Tokens = NDArray[np.int32]
 

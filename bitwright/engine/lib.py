@@ -169,11 +169,6 @@ def has_bf16() -> bool:
     return bool(_cpu_has_avx512_bf16())
 
 
-def system_info() -> str:
-    """The CPU features and backends that the library was built with."""
-    return str(llama.llama_print_system_info().decode())
-
-
 def _expect(what: str, found: object, known: object) -> None:
     if found != known:
         raise EngineError(

@@ -22,7 +22,6 @@ Tokens = NDArray[np.int32]
 Pair = tuple[Tokens, Tokens]  # context and continuation
 Progress = Callable[[int, int], None]
 ROW_BLOCK = 32  # rows in float64 at one time
-MEMO_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)

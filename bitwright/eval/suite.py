@@ -1,14 +1,12 @@
 """The divergence suite: which tokens count in which category, and how they are compared."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from bitwright.content import find_content
+from bitwright.content import find_content, read_content
 from bitwright.corpora.records import KIND_NONE, SPAN_KINDS
-from bitwright.errors import ConfigError
 
 SpanList = Annotated[tuple[str, ...], Field(min_length=1)]
 
@@ -67,15 +65,7 @@ def load_suite(name: str | Path = "divergence") -> DivergenceSuite:
         ConfigError: no such suite, not TOML, or a key or value that is not allowed.
     """
     path = find_content("eval", name)
-    try:
-        return DivergenceSuite.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        message = str(problem["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{path.name}: {where}: {message}: correct this key") from None
+    return read_content(path, DivergenceSuite)
 
 
 def kind_codes(kinds: tuple[str, ...]) -> tuple[int, ...]:

@@ -1,13 +1,11 @@
 """Task suites: one TOML file names tasks, where their items come from, and how many are used."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from bitwright.content import find_content
-from bitwright.errors import ConfigError
+from bitwright.content import find_content, read_content
 
 METHODS = (
     *("tool_exact", "tool_name", "tool_choice", "tool_nats"),
@@ -92,12 +90,4 @@ def load_task_suite(name: str | Path) -> TaskSuite:
         ConfigError: no such suite, not TOML, or a key or value that is not allowed.
     """
     path = find_content("eval", name)
-    try:
-        return TaskSuite.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        message = str(problem["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{path.name}: {where}: {message}: correct this key") from None
+    return read_content(path, TaskSuite)

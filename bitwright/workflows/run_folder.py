@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1  # 2026-11-29: first layout of the run folder
 METRICS_VERSION = 1  # 2026-11-29: KLD on scored spans, bootstrap over documents
 
 SUBFOLDERS = (
-    *("cache", "corpus", "imatrix", "damage", "select", "report"),
+    *("cache", "corpus", "imatrix", "mix", "damage", "select", "report"),
     *("sweep", "calibration", "final", "explain", "joint", "ladders", "layouts"),
     *("items", "items-1", "items-2"),
 )
@@ -55,22 +55,29 @@ def versions() -> dict[str, str]:
     }
 
 
-def _lock(handle: int) -> bool:
-    """Lock an open folder for this process; False where another one holds it.
+def _lock(path: Path) -> int | None:
+    """A handle that holds the folder itself for this process, so that no file is left in it.
 
-    True also where the system or the file system has no such locks: then nothing is guarded.
+    None where the system has no such locks; a file system without them guards nothing either.
+
+    Raises:
+        StorageError: another run holds it.
     """
     try:
         import fcntl  # not on Windows
     except ImportError:
-        return True
+        return None
+    handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        os.close(handle)
+        raise StorageError(
+            f"{path} is in use by another run: wait for it, or give another folder with --out"
+        ) from None
     except OSError:
-        return True
-    return True
+        pass
+    return handle
 
 
 class NotDone(Exception):
@@ -108,16 +115,12 @@ class RunFolder:
         Raises:
             StorageError: another run is using it.
         """
-        handle = os.open(self.path, os.O_RDONLY)  # the folder itself: no file is left in it
+        handle = _lock(self.path)
         try:
-            if not _lock(handle):
-                raise StorageError(
-                    f"{self.path} is in use by another run: wait for it, or give another folder"
-                    " with --out"
-                )
             yield
         finally:
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
 
     def sweep(self) -> None:
         """Remove temporary files that a killed run left; only in subfolders that a run makes."""

@@ -73,10 +73,10 @@ def read_record(folder: Path) -> RunRecord:
         labels = tuple(manifest["inputs"]["layouts"])
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         found = {key: result.get(key) for key in ("target", "chosen", "baseline")}
-    except (AssertionError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (AssertionError, OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(
-            f"{folder} is no run that has ended ({type(error).__name__} in {stage}-scores.json or "
-            "result.json): run the same command again, it goes on where it stopped"
+            f"{folder} is no run that has ended (its {stage}-scores.json or result.json cannot be "
+            "used): run the same command again, it goes on where it stopped"
         ) from None
     return RunRecord(opened, stage, manifest, labels, **found)
 
@@ -140,9 +140,10 @@ def _texts(
             return {c: tuple(names[c]) for c in categories}, {}
         corpora = load_corpus(folder / "corpus")
         chunks = {c: corpora[c].split("report") for c in categories}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            f"{folder} does not say which documents were scored ({error!r}): run it again"
+            f"{folder} does not say which documents were scored, its corpus is missing or damaged:"
+            " run it again"
         ) from None
     names = {c: document_ids(found) for c, found in chunks.items()}
     return names, {c: _ids(found) for c, found in chunks.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.allocator.budget import parse_budget, resolve_budget
-from bitwright.allocator.candidates import HONEST, propose
+from bitwright.allocator.candidates import HONEST, CandidateLayout, propose
 from bitwright.allocator.ladders import ladder
 from bitwright.allocator.layout import Layout, write_layout
 from bitwright.allocator.option_set import OptionSet
@@ -75,17 +75,7 @@ def allocate(
     budget_bytes = resolve_budget(parse_budget(request.budget), model, sizes)
     options.require_feasible(budget_bytes)
     terms = _terms(model, request, table)
-    name = ftype_name(request.honest) if request.honest else None
-    proposed = propose(options, {1.0: table}, budget_bytes, request.target, terms, name)
-    best = proposed[0]
-    if name is not None:
-        honest = [c for c in proposed if c.label == HONEST]
-        if not honest:
-            raise ConfigError(
-                f"no layout of {budget_bytes:,} bytes may be called {name} with the ladder"
-                f" {request.ladder}: take another name, size or ladder"
-            )
-        best = honest[0]
+    best = _best(options, table, budget_bytes, request, terms)
     types, canary = best.types, None if request.damage else kept_verdict(model)
     rejected = canary is not None and canary["verdict"] == "rejected"
     notes = [*options.notes, *options.freedom_notes(budget_bytes)]
@@ -118,6 +108,23 @@ def allocate(
         f"{best.predicted[request.target]:.5f} nats on {request.target} ({kind})"
     )
     tell(output, model, facts, "\n".join([text, *notes]))
+
+
+def _best(
+    options: OptionSet, table: DamageTable, budget_bytes: int, request: Request, terms: Terms
+) -> CandidateLayout:
+    """Least predicted damage, among those that may carry the name where one is asked for."""
+    name = ftype_name(request.honest) if request.honest else None
+    proposed = propose(options, {1.0: table}, budget_bytes, request.target, terms, name)
+    if name is None:
+        return proposed[0]
+    honest = [c for c in proposed if c.label == HONEST]
+    if not honest:
+        raise ConfigError(
+            f"no layout of {budget_bytes:,} bytes may be called {name} with the ladder"
+            f" {request.ladder}: take another name, size or ladder"
+        )
+    return honest[0]
 
 
 def _table(

@@ -131,6 +131,8 @@ def parse(text: str) -> Named:
 
 
 def _what_is_there(folder: Path) -> str:
+    if not folder.exists():
+        return "does not exist: give the folder of a run or of `bitwright evaluate --out`"
     items = sorted({str(p.parent) for p in folder.glob("*/items/*/results.json")})
     items += sorted(str(p.parent) for p in folder.glob("seed/*/results.json"))
     if items:

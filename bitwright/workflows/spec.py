@@ -1,12 +1,11 @@
 """A workflow file: one TOML, checked once, at load; every path resolved against it."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from bitwright.content import content_dir, find_content
+from bitwright.content import content_dir, find_content, read_content
 from bitwright.errors import ConfigError
 from bitwright.workflows.sizes_spec import ItemSettings, SweepSettings, VariantSettings
 
@@ -178,14 +177,7 @@ def load_workflow(name: str | Path) -> tuple[WorkflowSpec, str]:
         ConfigError: no such workflow, not TOML, or a key or value that is not allowed.
     """
     path = find_content("workflows", name)
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name} is not valid TOML: {error}") from None
-    try:
-        spec = WorkflowSpec.model_validate(raw)
-    except ValidationError as error:
-        raise ConfigError(f"{path.name}: {first_problem(error)}") from None
+    spec = read_content(path, WorkflowSpec)
     corpora = {c: _resolve(recipe, path.parent) for c, recipe in spec.corpora.items()}
     suites = tuple(_resolve(suite, path.parent) for suite in spec.scores.suites)
     data = str((path.parent / spec.scores.data).resolve()) if spec.scores.data else ""
@@ -195,16 +187,6 @@ def load_workflow(name: str | Path) -> tuple[WorkflowSpec, str]:
 
 def _resolve(recipe: str, folder: Path) -> str:
     return str((folder / recipe).resolve()) if recipe.endswith(".toml") else recipe
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first complaint of pydantic as one sentence: where, and what."""
-    problem = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in problem["loc"]) or "the file"
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {where!r}: remove it, or check its spelling"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{where}: {message}"
 
 
 def list_workflows() -> list[tuple[str, str]]:

@@ -2,8 +2,8 @@
 
 Upstream's layout of the baseline is packed with each mix and measured whole on the ``select``
 split. The declared task mix stays unless another is better on the target by more than the paired
-interval; and no mix may cost another category more than its declared price over the general
-imatrix. All later stages, the baseline among them, then use the chosen mix as the task imatrix.
+interval, and costs no other category more than its declared price over the general imatrix. All
+later stages, the baseline among them, then use the chosen mix as the task imatrix.
 """
 
 from collections.abc import Mapping, Sequence
@@ -133,7 +133,8 @@ def mix_sentence(
     ratio = ratios[best]
     return (
         f"{tried}, {describe_mix(mixes[best])} was better on {target}: ×{ratio['value']:.3f}"
-        f" [{ratio['low']:.3f}, {ratio['high']:.3f}] of the KLD with the mix before it"
+        f" [{ratio['low']:.3f}, {ratio['high']:.3f}] of the KLD with"
+        f" {describe_mix(mixes[ratio['over']])}"
     )
 
 

@@ -1,7 +1,7 @@
 """Stage 5: write the chosen layout, and prove that the file is what was measured."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,22 +106,22 @@ def write_model(
                 "this is a fault of bitwright, report it"
             )
         _compare_logits(ctx, layout, imatrix, paths[0], chunk)
-        digest = hashlib.sha256()
-        for path in paths:
-            with path.open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
-        result = {
-            "files": [path.name for path in paths],
-            "size_bytes": size,
-            "sha256": digest.hexdigest(),
-        }
-        return result, list(paths)
+        names = [path.name for path in paths]
+        return {"files": names, "size_bytes": size, "sha256": _sha256(paths)}, list(paths)
 
     ctx.reporter.stage("quantize", out.name)
     result = ctx.folder.stage(stage, key_of("quantize", inputs), compute, inputs=inputs)
     paths = tuple(ctx.folder.path / name for name in result["files"])
     return WrittenFile(paths, int(result["size_bytes"]), str(result["sha256"]))
+
+
+def _sha256(paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _compare_logits(

@@ -210,10 +210,13 @@ class Lock:
     def measure(self, types, report):
         found = measure(types, report)
         if self.held is None and found.values[0] > 0:
-            self.held = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-            self.held.execute("BEGIN EXCLUSIVE")
+            self.hold()
             self.on_held()
         return found
+
+    def hold(self):
+        self.held = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        self.held.execute("BEGIN EXCLUSIVE")
 
     def on_held(self):
         pass
@@ -233,6 +236,15 @@ def test_a_locked_storage_is_waited_for(tmp_path, monkeypatch):
     assert len(found.trials) == 4
     assert any("not reproducible" in note for note in found.notes)
     assert seen(found) == seen(run_locked(tmp_path / "other.db", Unlocked()))
+
+
+def test_a_storage_that_is_locked_at_the_start_is_waited_for_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_module, "WAITS_S", (0.2,) * 10)
+    run_locked(tmp_path / "s.db", Unlocked(), trials=1)  # the tables are there
+    lock = Lock(tmp_path / "s.db")
+    lock.hold()
+    threading.Timer(0.5, lock.held.rollback).start()
+    assert len(run_locked(tmp_path / "s.db", Unlocked(), trials=2).trials) == 2
 
 
 def test_a_storage_that_stays_locked_is_one_sentence(tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bitwright.damage.damage_map import load_damage_map
+from bitwright.engine.ggml_types import fallback_type
 from bitwright.engine.model_file import open_model
 from bitwright.eval.statistics import Interval
 from bitwright.workflows.canary import (
@@ -161,3 +163,13 @@ def test_a_class_without_a_prior_is_refused_before_the_long_work(
     assert ran.code == 1
     assert "no prior is shipped for models like other (qwen2-dense-untied)" in ran.err
     assert not (tmp_path / "run" / "imatrix").exists()
+
+
+def test_a_prior_works_on_rows_that_do_not_take_its_type(finished: Finished, tmp_path: Path):
+    odd = tiny_gguf(tmp_path / "odd-F16.gguf", n_layer=1, n_embd=192, n_head=3, n_kv=1, n_ff=320)
+    ran = bitwright("run", finished.workflow, "--model", odd, "--out", tmp_path / "run",
+                    "--budget", "7 bpw", "--no-measure", "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    mapped = load_damage_map(tmp_path / "run" / "damage").rows
+    kinds = dict(zip(mapped["tensor"], mapped["type"], strict=True))
+    assert kinds["blk.0.attn_q.weight"] == fallback_type("Q2_K", 192) != "Q2_K"

@@ -54,6 +54,7 @@ def test_the_sentence_names_the_mix_and_its_gain() -> None:
     ratios = {"100 % code": {"over": "task", "value": 0.9, "low": 0.85, "high": 0.95}}
     better = mix_sentence(mixes, "100 % code", "code", ratios)
     assert "100 % code was better on code: ×0.900 [0.850, 0.950]" in better
+    assert better.endswith("of the KLD with 70 % code + 30 % general")
     assert "than the declared 70 % code + 30 % general" in mix_sentence(mixes, "task", "code", {})
 
 
