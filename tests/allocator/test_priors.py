@@ -125,3 +125,15 @@ def test_a_prior_stands_in_for_a_map_and_says_so(source):
     np.testing.assert_allclose([rows[n] for n in priced.tensors], priced.nats[:, y, c])
     with pytest.raises(ConfigError, match="not the target 'poetry'"):
         prior_map(prior, one.model, options.tensors, "poetry")
+
+
+def test_a_prior_in_place_of_a_map_scales_to_the_type_that_rows_take(tmp_path, source):
+    prior = build_prior([source[0]])
+    model = open_model(tiny_gguf(tmp_path / "odd-F16.gguf", n_embd=192, n_head=3, n_kv=1, n_ff=320))
+    options = build_options(model, ladder=LADDER)
+    found = prior_map(prior, model, options.tensors, "code").rows
+    assert set(found["type"]) == {"Q4_0"}  # for Q2_K, as llama.cpp has it
+    priced = prior_table(prior, options)
+    y, c = priced.types.index("Q4_0"), priced.categories.index("code")
+    rows = found[found["category"] == "code"].set_index("tensor")["kld_nats"]
+    np.testing.assert_allclose([rows[n] for n in priced.tensors], priced.nats[:, y, c])

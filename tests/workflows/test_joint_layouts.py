@@ -40,6 +40,7 @@ class FakeMeter:
     """Measures ``factor`` times the sum, with ``half`` of it as the interval's half width.
 
     ``worse``: how much worse sums add up the larger they are (a power of sum over threshold).
+    ``cliff``: part of the threshold from which on everything is three times as bad.
     """
 
     groups: list[Any]
@@ -47,6 +48,7 @@ class FakeMeter:
     factor: float
     half: float | None = 0.1
     worse: float = 0.0
+    cliff: float = 1e9
     rounds: list[dict[str, Any]] = field(default_factory=list)
     thresholds_nats = THRESHOLDS
     ctx: Any = field(default_factory=lambda: CONTEXT)
@@ -57,6 +59,7 @@ class FakeMeter:
         found = {}
         for category, nats in sums.items():
             value = self.factor * nats * max(1.0, nats / THRESHOLDS[category]) ** self.worse
+            value *= 3.0 if nats > self.cliff * THRESHOLDS[category] else 1.0
             width = None if self.half is None else self.half * value
             found[category] = Interval(
                 value,
@@ -106,6 +109,20 @@ def test_bytes_that_were_too_many_are_taken_back(worse: float) -> None:
     assert all(
         one["not_shown_safe"] for one in meter.rounds if one["size_bytes"] < kept["size_bytes"]
     )
+
+
+def test_taking_back_too_much_is_not_kept() -> None:
+    """What the safe layout promises of fewer bytes is wrong: past a cliff the sums mislead."""
+    groups, prices, meter, options = made(1.0)
+    meter.cliff = 0.5
+    chosen, _ = settle(meter, groups, prices, {g.name: "Q2_K" for g in groups}, options)
+    safe_at = next(i for i, one in enumerate(meter.rounds) if not one["not_shown_safe"])
+    trials = meter.rounds[safe_at + 1 :]
+    assert any(one["not_shown_safe"] for one in trials), "a trial must go too far"
+    (kept,) = [one for one in meter.rounds if one["kept"]]
+    assert kept["not_shown_safe"] == []
+    joint = meter.measure("again", {g.tensors[0]: chosen[g.name] for g in groups})
+    assert meter.unsafe(joint) == []
 
 
 def test_safe_together_is_left_alone() -> None:
