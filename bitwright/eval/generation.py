@@ -74,11 +74,12 @@ def generate(
     *,
     progress: Callable[[int, int], None] | None = None,
     on_start: Callable[[int, int], None] | None = None,
+    on_answer: Callable[[int, Generation], None] | None = None,
 ) -> list[Generation]:
     """One generation per prompt, in their order.
 
     ``on_start(index, slot)`` is called when a prompt is about to be decoded in a slot, for what
-    else is asked about it there.
+    else is asked about it there; ``on_answer(index, answer)`` as soon as its answer has ended.
 
     Prompts that start alike are run after one another, so their common start is decoded once for
     each slot. A prompt that leaves no room for a token is `too_long`; nothing is cut from it.
@@ -87,14 +88,22 @@ def generate(
     queue = sorted(range(len(prompts)), key=lambda i: prompts[i].tokens.tolist(), reverse=True)
     active: dict[int, _Answer] = {}
     done = 0
+
+    def ended(answer: _Answer) -> bool:
+        if answer.finish is None:
+            return False
+        out[answer.index] = found = _result(answer)
+        if on_answer is not None:
+            on_answer(answer.index, found)
+        return True
+
     while queue or active:
         free = [slot for slot in range(decoder.n_slots) if slot not in active]
         while queue and free:
             answer = _start(queue.pop(), prompts)
             if len(answer.prompt.tokens) >= decoder.n_ctx:
                 answer.finish = "too_long"
-                out[answer.index] = _result(answer)
-                done += 1
+                ended(answer)
                 continue
             slot = decoder.best_slot(answer.prompt.tokens, free)
             free.remove(slot)
@@ -102,7 +111,7 @@ def generate(
                 on_start(answer.index, slot)
             _take(decoder, answer, _choose(answer, _prefill(decoder, slot, answer.prompt.tokens)))
             active[slot] = answer
-        active = {slot: a for slot, a in active.items() if not _finished(a, out)}
+        active = {slot: a for slot, a in active.items() if not ended(a)}
         if active:
             _step(decoder, active)
         before, done = done, sum(item is not None for item in out)
@@ -217,13 +226,6 @@ def _stop_at(raw: bytearray, stops: tuple[str, ...], before: int) -> int | None:
         if wanted and (at := raw.find(wanted, max(0, before - len(wanted) + 1))) >= 0:
             found.append(at)
     return min(found, default=None)
-
-
-def _finished(answer: _Answer, out: list[Generation | None]) -> bool:
-    if answer.finish is None:
-        return False
-    out[answer.index] = _result(answer)
-    return True
 
 
 def _result(answer: _Answer) -> Generation:

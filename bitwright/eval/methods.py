@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from bitwright.eval.generation import Generation, Prompt
 from bitwright.eval.items import Item
 from bitwright.eval.outcome import CORRECT, Outcome, ids_sha256
-from bitwright.eval.scorer import Pair, Progress, Score, Scorer
+from bitwright.eval.score import Pair, Score
+from bitwright.eval.scorer import Progress, Scorer
 from bitwright.eval.task_suite import TaskSpec
 from bitwright.eval.tool_formats import Call, Parsed, format_of, parse_calls, write_calls
 from bitwright.eval.tool_match import judge, names_match

@@ -20,6 +20,7 @@ from bitwright.eval.task_suite import TaskSpec, TaskSuite
 from bitwright.eval.together import ask_together
 
 Progress = Callable[[int, int, str], None]
+TOGETHER = "tool prompts"  # what several tasks ask of one prompt, in reports of progress
 MOST_NAMED = 5  # overlapping items in a message
 
 
@@ -109,7 +110,7 @@ def run_suite(
     refuse_code(suite.tasks, options)
     bench = Bench.over(scorer)
     if progress is not None:
-        bench.progress = _named(progress, "tool prompts")
+        bench.progress = _named(progress, TOGETHER)
     ask_together(bench, [(spec, items[spec.name]) for spec in suite.tasks if spec.name in items])
     results = []
     for spec in suite.tasks:

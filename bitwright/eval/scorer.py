@@ -1,7 +1,6 @@
 """Log-likelihoods and answers of a model file, from text: BOS once, borders right, nothing cut."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from types import TracebackType
 from typing import Self
@@ -14,36 +13,21 @@ from bitwright.engine.decoder import Decoder, DecoderOptions
 from bitwright.engine.model_file import ModelFile
 from bitwright.engine.tokenizer import Tokenizer
 from bitwright.errors import InputError
+from bitwright.eval.answer_book import AnswerBook
 from bitwright.eval.generation import Generation, Prompt, generate
 from bitwright.eval.memory import available_memory, fitting_slots
 from bitwright.eval.prompts import Prompts
+from bitwright.eval.score import TOO_LONG, Pair, Score, Tokens
 
-Tokens = NDArray[np.int32]
-Pair = tuple[Tokens, Tokens]  # context and continuation
 Progress = Callable[[int, int], None]
 ROW_BLOCK = 32  # rows in float64 at one time
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """log p of a continuation in nats, per token and in sum; `greedy`: each token was the top one.
-
-    `too_long`: it did not fit the context and nothing was scored (sum is -inf).
-    """
-
-    logprob: float
-    greedy: bool
-    per_token: NDArray[np.float64]
-    too_long: bool = False
-
-
-TOO_LONG = Score(-float("inf"), False, np.empty(0), too_long=True)
 
 
 class Scorer:
     """A decoder with the model's own tokenizer and chat template; a context manager.
 
-    ``prompts``: those of another file of the same model, which its owner closes.
+    ``prompts``: those of another file of the same model, ``book``: where answers and scores are
+    kept as they come and taken from; both are closed by their owner.
     """
 
     def __init__(
@@ -52,8 +36,10 @@ class Scorer:
         options: DecoderOptions | None = None,
         *,
         prompts: Prompts | None = None,
+        book: AnswerBook | None = None,
     ) -> None:
         self.model = model
+        self.book = book
         self.prompts = Prompts(model) if prompts is None else prompts
         self._own_prompts = prompts is None
         try:
@@ -102,19 +88,23 @@ class Scorer:
         once; requests that differ in the last token only share one forward pass. ``slot``: the one
         to decode in, None for any.
         """
-        out = [TOO_LONG] * len(requests)
+        known = {i: s for i, pair in enumerate(requests) if (s := self._known_score(pair))}
+        out = [known.get(i, TOO_LONG) for i in range(len(requests))]
         inputs = [np.concatenate(pair)[:-1].astype(np.int32) for pair in requests]
 
         def key(i: int) -> tuple[list[int], int]:
             return inputs[i].tolist(), len(requests[i][1])
 
-        done = 0
-        for _, group in groupby(sorted(range(len(requests)), key=key), key):
+        done = len(known)
+        asked = sorted((i for i in range(len(requests)) if i not in known), key=key)
+        for _, group in groupby(asked, key):
             members = list(group)
             done += len(members)
             scores = self._score_group(inputs[members[0]], [requests[i][1] for i in members], slot)
             for i, score in zip(members, scores, strict=True):
                 out[i] = score
+                if self.book is not None:
+                    self.book.keep_score(requests[i], score)
             if progress is not None:
                 progress(done, len(requests))
         return out
@@ -165,7 +155,7 @@ class Scorer:
         self, prompts: Sequence[Prompt], progress: Progress | None = None
     ) -> list[Generation]:
         """Answers, in the prompts' order (see generation.py)."""
-        return generate(self.decoder, prompts, progress=progress)
+        return self._generate(prompts, progress)
 
     def generate_and_score(
         self,
@@ -179,10 +169,48 @@ class Scorer:
         """
         scores: list[list[Score]] = [[TOO_LONG] * len(many) for many in requests]
 
-        def ask(index: int, slot: int) -> None:
+        def ask(index: int, slot: int | None) -> None:
             scores[index] = self.score(requests[index], slot=slot)
 
-        return generate(self.decoder, prompts, progress=progress, on_start=ask), scores
+        return self._generate(prompts, progress, ask), scores
+
+    def _generate(
+        self,
+        prompts: Sequence[Prompt],
+        progress: Progress | None,
+        ask: Callable[[int, int | None], None] = lambda index, slot: None,
+    ) -> list[Generation]:
+        """``ask(index, slot)``: once for each prompt that fits, in its slot; None where its answer
+        was known."""
+        known = {i: a for i, prompt in enumerate(prompts) if (a := self._known_answer(prompt))}
+        new = [i for i in range(len(prompts)) if i not in known]
+        for index, answer in known.items():
+            if answer.finish != "too_long":
+                ask(index, None)
+
+        def keep(index: int, answer: Generation) -> None:
+            if self.book is not None:
+                self.book.keep_answer(prompts[new[index]], answer)
+
+        def step(done: int, _: int) -> None:
+            if progress is not None:
+                progress(len(known) + done, len(prompts))
+
+        found = generate(
+            self.decoder,
+            [prompts[i] for i in new],
+            progress=step,
+            on_start=lambda index, slot: ask(new[index], slot),
+            on_answer=keep,
+        )
+        known.update(zip(new, found, strict=True))
+        return [known[i] for i in range(len(prompts))]
+
+    def _known_answer(self, prompt: Prompt) -> Generation | None:
+        return None if self.book is None else self.book.answer(prompt)
+
+    def _known_score(self, pair: Pair) -> Score | None:
+        return None if self.book is None else self.book.score(pair)
 
     def close(self) -> None:
         """Free the model and the template's process; a second call does nothing."""

@@ -18,7 +18,7 @@ from bitwright.eval.methods import (
     score_key,
     task_prompt,
 )
-from bitwright.eval.scorer import Pair
+from bitwright.eval.score import Pair
 from bitwright.eval.task_suite import TaskSpec
 
 GENERATED = ("tool_exact", "tool_name")

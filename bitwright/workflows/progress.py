@@ -22,8 +22,8 @@ class Reporter(Protocol):
     def stage(self, name: str, text: str) -> None:
         """A stage begins (or is taken from the run folder)."""
 
-    def step(self, done: int, total: int, label: str) -> None:
-        """``done`` of ``total`` units of the current stage."""
+    def step(self, done: float, total: int, label: str) -> None:
+        """``done`` of ``total`` units of the current stage; a fraction is a part of a unit."""
 
     def note(self, text: str) -> None:
         """A line that the user should see and that is no error."""
@@ -38,7 +38,7 @@ class Silent:
     def stage(self, name: str, text: str) -> None:
         """Nothing."""
 
-    def step(self, done: int, total: int, label: str) -> None:
+    def step(self, done: float, total: int, label: str) -> None:
         """Nothing."""
 
     def note(self, text: str) -> None:
@@ -62,7 +62,7 @@ class PlainReporter:
         self.last = self.started
         self._print(f"[{name}] {text}")
 
-    def step(self, done: int, total: int, label: str) -> None:
+    def step(self, done: float, total: int, label: str) -> None:
         """Print a line when the last one is old enough."""
         now = time.monotonic()
         if now - self.last < self.every_s or done <= 0:
@@ -70,9 +70,8 @@ class PlainReporter:
         self.last = now
         elapsed = now - self.started
         eta = elapsed / done * (total - done)
-        self._print(
-            f"[{self.name}] {done}/{total} {label} · {clock(elapsed)} elapsed · {clock(eta)} to go"
-        )
+        times = f"{clock(elapsed)} elapsed · {clock(eta)} to go"
+        self._print(f"[{self.name}] {int(done)}/{total} {label} · {times}")
 
     def note(self, text: str) -> None:
         """Print the note."""
@@ -109,7 +108,7 @@ class BarReporter:
         self.progress.console.print(f"[bold]{name}[/bold] {text}", highlight=False)
         self.task = self.progress.add_task(name, total=None, label="")
 
-    def step(self, done: int, total: int, label: str) -> None:
+    def step(self, done: float, total: int, label: str) -> None:
         """Move the bar."""
         if self.task is not None:
             self.progress.update(self.task, completed=done, total=total, label=label)

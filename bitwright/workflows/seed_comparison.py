@@ -20,6 +20,7 @@ from bitwright.engine.quantized_file import write_quantized
 from bitwright.engine.session import resolve_threads
 from bitwright.engine.upstream import FTYPES
 from bitwright.errors import InputError
+from bitwright.eval.answer_book import AnswerBook, answers_until_kept
 from bitwright.eval.flags import flags_of
 from bitwright.eval.outcome import METRICS_VERSION, TaskResult, load_results, save_results
 from bitwright.eval.pairing import Difference, by_category, compare_results
@@ -153,19 +154,20 @@ def _scored(
     path = build.folder.file("seed", f"{label}.gguf")
     threads = resolve_threads(choice.options.threads)
     try:
-        write_quantized(
-            model,
-            layout,
-            path,
-            packer=Packer(model, imatrix, threads=threads),
-            ftype=FTYPES[nominal_ftype(layout, model)],
-            provenance=None,
-            overwrite=True,
-        )
-        results = _run(choice, build, path, tasks, suite, reporter)
+        with answers_until_kept(out, key) as book:
+            write_quantized(
+                model,
+                layout,
+                path,
+                packer=Packer(model, imatrix, threads=threads),
+                ftype=FTYPES[nominal_ftype(layout, model)],
+                provenance=None,
+                overwrite=True,
+            )
+            results = _run(choice, build, path, tasks, suite, reporter, book)
+            save_results(results, out, {"label": label, "key": key, "versions": versions()})
     finally:
         path.unlink(missing_ok=True)
-    save_results(results, out, {"label": label, "key": key, "versions": versions()})
     return results
 
 
@@ -176,9 +178,10 @@ def _run(
     tasks: TaskSuite,
     suite: SuiteChoice,
     reporter: Reporter,
+    book: AnswerBook,
 ) -> list[TaskResult]:
     options = DecoderOptions(threads=choice.options.threads, gpu_layers=choice.options.gpu_layers)
-    with Scorer(open_model(path, allow_requantize=True), options) as scorer:
+    with Scorer(open_model(path, allow_requantize=True), options, book=book) as scorer:
         paths = (*suite.calibration, build.folder.path)
         return run_suite(
             scorer,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from bitwright.engine.decoder import DecoderOptions
 from bitwright.engine.model_file import ModelFile, open_model
 from bitwright.engine.session import Session, SessionOptions
 from bitwright.errors import ConfigError
+from bitwright.eval.answer_book import AnswerBook, answers_until_kept
 from bitwright.eval.divergence import Chunks, ScoreTable, document_ids
 from bitwright.eval.files import score_file
 from bitwright.eval.flags import failures_of, flags_of
@@ -190,12 +192,13 @@ def evaluate_suite(
     try:
         for model in models:
             reporter.stage("evaluate", f"{model.path.name}, suite {suite.name}")
-            results = _run(choice, model, tasks, suite, reporter.step)
-            flags = [flag for result in results for flag in flags_of(result)]
-            facts = {**suite_facts(suite.name, results), "flags": flags}
-            if out is not None:
-                folder = out if len(models) == 1 else out / model.path.stem
-                _save(folder, model, facts, results)
+            folder = out if out is None or len(models) == 1 else out / model.path.stem
+            with _book(folder, model, choice) as book:
+                results = _run(choice, model, tasks, suite, book, reporter.step)
+                flags = [flag for result in results for flag in flags_of(result)]
+                facts = {**suite_facts(suite.name, results), "flags": flags}
+                if folder is not None:
+                    _save(folder, model, facts, results)
             shown[model.path.name] = facts
             lines += [f"{model.path.name}, suite {suite.name}", *_lines(results), *flags]
             for flag in flags if output.json else ():
@@ -205,6 +208,16 @@ def evaluate_suite(
     single = next(iter(shown.values()))
     data = single if len(shown) == 1 else {"suite": suite.name, "models": shown}
     output.result(data, "\n".join(lines))
+
+
+def _book(
+    folder: Path | None, model: ModelFile, choice: ModelChoice
+) -> AbstractContextManager[AnswerBook | None]:
+    """Where a killed run's answers are found again; nothing is kept without a folder."""
+    if folder is None:
+        return nullcontext()
+    key = key_of(model.sha256(), versions()["llama-cpp-python"], choice.options.gpu_layers)
+    return answers_until_kept(RunFolder.open(folder).path, key)
 
 
 def suite_facts(name: str, results: Sequence[TaskResult]) -> dict[str, object]:
@@ -222,10 +235,11 @@ def _run(
     model: ModelFile,
     tasks: TaskSuite,
     suite: SuiteChoice,
+    book: AnswerBook | None,
     step: Callable[[int, int, str], None],
 ) -> list[TaskResult]:
     options = DecoderOptions(threads=choice.options.threads, gpu_layers=choice.options.gpu_layers)
-    with Scorer(model, options) as scorer:
+    with Scorer(model, options, book=book) as scorer:
         paths = (*suite.calibration, *own_run(model))
         calibration = calibration_texts(paths, scorer.tokenizer)
         return run_suite(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,27 @@ from bitwright.engine.packing import Packer
 from bitwright.engine.quantized_file import write_quantized
 from bitwright.engine.upstream import FTYPES
 from bitwright.errors import ConfigError
+from bitwright.eval.answer_book import AnswerBook, answers_until_kept
 from bitwright.eval.flags import flags_of
 from bitwright.eval.harness_tasks import load_harness_task
 from bitwright.eval.outcome import METRICS_VERSION, TaskResult, load_results, save_results
 from bitwright.eval.prompts import Prompts
-from bitwright.eval.run_suite import SuiteOptions, load_items, refuse_code, run_suite
+from bitwright.eval.run_suite import (
+    TOGETHER,
+    Progress,
+    SuiteOptions,
+    load_items,
+    refuse_code,
+    run_suite,
+)
 from bitwright.eval.sandbox import Limits
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSpec, TaskSuite, load_task_suite
+from bitwright.eval.together import GENERATED, SCORED
 from bitwright.workflows.calibration import calibration_texts
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.item_leaks import generated_leaks
+from bitwright.workflows.progress import Reporter
 from bitwright.workflows.run_folder import key_of
 from bitwright.workflows.sizes_spec import ItemSettings
 
@@ -142,7 +153,8 @@ def score_sizes(
         for done, layout in enumerate([None, *layouts]):
             label = labels[done]
             ctx.reporter.step(done, len(labels), label)
-            results[label] = _score_one(ctx, folder, layout, packer, imatrix_sha256, asked)
+            step = _steps(ctx.reporter, label, done, len(labels), tasks)
+            results[label] = _score_one(ctx, folder, layout, packer, imatrix_sha256, asked, step)
     return results
 
 
@@ -153,6 +165,7 @@ def _score_one(
     packer: Packer,
     imatrix_sha256: str,
     asked: Asked,
+    step: Progress,
 ) -> list[TaskResult]:
     label = REFERENCE if layout is None else layout.label
     inputs = {
@@ -166,20 +179,44 @@ def _score_one(
         **({"data": stamps(Path(ctx.spec.scores.data))} if ctx.spec.scores.data else {}),
     }
     out = ctx.folder.file(folder, label, "results.json").parent
+    key = key_of("items", inputs)
 
     def compute() -> tuple[dict[str, Any], list[Path]]:
-        if layout is None:
-            results = run_tasks(ctx, ctx.model, asked)
-        else:
-            results = _written_and_scored(ctx, folder, layout, packer, asked)
-        flags = [flag for result in results for flag in flags_of(result)]
-        save_results(results, out, {"label": label, "flags": flags})
+        with answers_until_kept(out, key) as book:
+            if layout is None:
+                results = run_tasks(ctx, ctx.model, asked, book, step)
+            else:
+                results = _written_and_scored(ctx, folder, layout, packer, asked, book, step)
+            flags = [flag for result in results for flag in flags_of(result)]
+            save_results(results, out, {"label": label, "flags": flags})
         for flag in flags:
             ctx.reporter.note(f"{label}: {flag}")
         return {}, sorted(path for path in out.iterdir() if not path.name.startswith("."))
 
-    ctx.folder.stage(f"{folder}/{label}", key_of("items", inputs), compute, inputs=inputs)
+    ctx.folder.stage(f"{folder}/{label}", key, compute, inputs=inputs)
     return load_results(out)[0]
+
+
+def _steps(
+    reporter: Reporter, label: str, before: int, n_files: int, tasks: Sequence[TaskSpec]
+) -> Progress:
+    """Progress within a file as a part of all files; tasks count by their number of items.
+
+    What several tasks ask together is done first, and those tasks then have little left.
+    """
+    weights = {task.name: float(task.limit or 1) for task in tasks}
+    together = sum(weights[t.name] for t in tasks if t.method in (*GENERATED, *SCORED))
+    starts = dict(zip(weights, accumulate(weights.values(), initial=0.0), strict=False))
+    part = 0.0
+
+    def step(done: int, total: int, name: str) -> None:
+        nonlocal part
+        weight = together if name == TOGETHER else weights[name]
+        here = starts.get(name, 0.0) + weight * done / max(1, total)
+        part = max(part, here / sum(weights.values()))
+        reporter.step(before + part, n_files, f"{label}, {name} {done}/{total}")
+
+    return step
 
 
 def flags_by_file(items: Results) -> list[str]:
@@ -202,7 +239,13 @@ def stamps(data: Path) -> list[tuple[str, int, int]]:
 
 
 def _written_and_scored(
-    ctx: RunContext, folder: str, layout: SizedLayout, packer: Packer, asked: Asked
+    ctx: RunContext,
+    folder: str,
+    layout: SizedLayout,
+    packer: Packer,
+    asked: Asked,
+    book: AnswerBook,
+    step: Progress,
 ) -> list[TaskResult]:
     path = ctx.folder.file(folder, "files", f"{layout.label}.gguf")
     ftype = FTYPES[nominal_ftype(layout.types, ctx.model)]
@@ -216,12 +259,14 @@ def _written_and_scored(
             provenance=None,
             overwrite=True,
         )
-        return run_tasks(ctx, open_model(path, allow_requantize=True), asked)
+        return run_tasks(ctx, open_model(path, allow_requantize=True), asked, book, step)
     finally:
         path.unlink(missing_ok=True)
 
 
-def run_tasks(ctx: RunContext, model: ModelFile, asked: Asked) -> list[TaskResult]:
+def run_tasks(
+    ctx: RunContext, model: ModelFile, asked: Asked, book: AnswerBook, step: Progress
+) -> list[TaskResult]:
     """The tasks on one file; all have the items of the reference, whose overlap is checked.
 
     Raises:
@@ -229,7 +274,7 @@ def run_tasks(ctx: RunContext, model: ModelFile, asked: Asked) -> list[TaskResul
     """
     suite = TaskSuite.model_validate({"schema": 1, "tasks": asked.tasks})
     options = DecoderOptions(threads=ctx.options.threads, gpu_layers=ctx.options.gpu_layers)
-    with Scorer(model, options, prompts=asked.prompts()) as scorer:
+    with Scorer(model, options, prompts=asked.prompts(), book=book) as scorer:
         first = model is ctx.model
         texts = calibration_texts((ctx.folder.path,), scorer.tokenizer) if first else None
         return run_suite(
@@ -238,4 +283,5 @@ def run_tasks(ctx: RunContext, model: ModelFile, asked: Asked) -> list[TaskResul
             replace(suite_options(ctx.spec.scores), left_out=asked.left_out),
             calibration=texts,
             allow_overlap=ctx.spec.scores.allow_overlap,
+            progress=step,
         )

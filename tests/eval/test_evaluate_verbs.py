@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from bitwright.engine.decoder import Decoder
 from bitwright.engine.model_file import open_model
 from bitwright.engine.packing import Packer
 from bitwright.engine.quantized_file import write_quantized
@@ -13,6 +14,7 @@ from bitwright.engine.session import SessionOptions
 from bitwright.engine.upstream import FTYPES, upstream_layout
 from bitwright.errors import ConfigError, InputError
 from bitwright.eval.items import builtin_items
+from bitwright.workflows import single_evaluate
 from bitwright.workflows.output import Output
 from bitwright.workflows.seed_comparison import read_build
 from bitwright.workflows.single import ModelChoice
@@ -74,6 +76,26 @@ def test_evaluate_and_compare_keep_their_contract(smaller, tmp_path, capsys):
     lines = (tmp_path / "a" / "items.jsonl").read_text().splitlines()
     row = json.loads(lines[0])
     assert {"prompt_sha256", "output", "verdict"} <= set(row)
+
+
+def test_an_evaluation_that_was_stopped_asks_nothing_twice(tmp_path, capsys, monkeypatch):
+    suite = SuiteChoice("builtin", limit=4)
+    evaluate_suite(DEMO, [], suite, tmp_path / "whole", QUIET)
+    whole = json.loads(capsys.readouterr().out)
+
+    def stopped(*_):
+        raise InputError("stopped")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(single_evaluate, "_save", stopped)
+        with pytest.raises(InputError, match="stopped"):
+            evaluate_suite(DEMO, [], suite, tmp_path / "out", QUIET)
+    with monkeypatch.context() as patched:
+        patched.setattr(Decoder, "append", stopped)
+        evaluate_suite(DEMO, [], suite, tmp_path / "out", QUIET)
+    assert json.loads(capsys.readouterr().out) == whole
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "whole").iterdir())
 
 
 def test_results_of_other_items_are_not_compared(tmp_path, capsys):

@@ -10,6 +10,7 @@ import pytest
 from bitwright.corpora.leaks import Overlap
 from bitwright.engine.model_file import open_model
 from bitwright.errors import ConfigError, EngineError, InputError
+from bitwright.eval import scorer
 from bitwright.eval.outcome import load_results
 from bitwright.eval.tokens import TokenTable
 from bitwright.workflows import item_leaks, stage_items
@@ -133,31 +134,43 @@ def test_a_second_run_computes_nothing(swept: tuple[Path, Ran, Path], tiny_model
 def test_a_stopped_sweep_goes_on_where_it_was(
     swept: tuple[Path, Ran, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
+    """Within a file too: what was answered of it is not asked again."""
     _, ran, workflow = swept
     scored: list[str] = []
-    real = stage_items.run_tasks
+    real, real_generate = stage_items.run_tasks, scorer.generate
 
-    def stop_at_third(ctx, model, asked):  # type: ignore[no-untyped-def]
-        if len(scored) == 2:
-            raise EngineError("stopped")
+    def stop_within_third(ctx, model, asked, book, step):  # type: ignore[no-untyped-def]
+        def stop(done, total, name):  # type: ignore[no-untyped-def]
+            step(done, total, name)
+            if name == "bits" and len(scored) == 3:
+                raise EngineError("stopped")
+
         scored.append(model.name)
-        return real(ctx, model, asked)
+        return real(ctx, model, asked, book, stop)
 
     arguments = ("run", workflow, "--model", tiny_model, "--out", tmp_path / "run", "--json")
-    with patch.object(stage_items, "run_tasks", stop_at_third):
+    with patch.object(stage_items, "run_tasks", stop_within_third):
         assert bitwright(*arguments).code == 1
     assert not list(tmp_path.rglob("files/*.gguf"))
-    again: list[str] = []
+    again: dict[str, int] = {}
 
-    def count(ctx, model, asked):  # type: ignore[no-untyped-def]
-        again.append(model.name)
-        return real(ctx, model, asked)
+    def count(ctx, model, asked, book, step):  # type: ignore[no-untyped-def]
+        again[model.name] = 0
+        return real(ctx, model, asked, book, step)
 
-    with patch.object(stage_items, "run_tasks", count):
+    def count_asked(decoder, prompts, **options):  # type: ignore[no-untyped-def]
+        again[list(again)[-1]] += len(prompts)
+        return real_generate(decoder, prompts, **options)
+
+    with (
+        patch.object(stage_items, "run_tasks", count),
+        patch.object(scorer, "generate", count_asked),
+    ):
         resumed = bitwright(*arguments)
     assert resumed.json == ran.json
-    assert len(again) == 2  # of the reference and three sizes, two were done
-    assert not set(again) & set(scored)
+    assert next(iter(again)) == scored[2]  # of the reference and three sizes, two were done
+    assert list(again.values()) == [0, 5]
+    assert not list(tmp_path.rglob(".asked*"))
 
 
 def test_the_report_can_be_written_anew(swept: tuple[Path, Ran, Path]) -> None:
