@@ -41,7 +41,9 @@ def run(
     price: PriceList = None,
     revision: Annotated[str | None, typer.Option(help="Of an hf: model")] = None,
     allow_requantize: Requantize = False,
-    keep_split: Annotated[bool, typer.Option(help="Write shards as the input has them")] = False,
+    keep_split: Annotated[
+        bool, typer.Option("--keep-split", help="Write shards as the input has them")
+    ] = False,
     threads: Threads = 0,
     gpu_layers: GpuLayers = 0,
     ctx: Context = None,
@@ -293,7 +295,7 @@ def canary(
     out: Annotated[
         Path | None, typer.Option(help="Run folder (default: runs/canary-MODEL)")
     ] = None,
-    again: Annotated[bool, typer.Option(help="Measure, whatever verdict is kept")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure despite a kept verdict")] = False,
     allow_requantize: Requantize = False,
     threads: Threads = 0,
     gpu_layers: GpuLayers = 0,
@@ -317,7 +319,9 @@ def quantize(
     out: Annotated[Path, typer.Option(help="GGUF to write")],
     imatrix: ImatrixFile = None,
     overwrite: Overwrite = False,
-    keep_split: Annotated[bool, typer.Option(help="Write shards as the input has them")] = False,
+    keep_split: Annotated[
+        bool, typer.Option("--keep-split", help="Write shards as the input has them")
+    ] = False,
     allow_requantize: Requantize = False,
     threads: Threads = 0,
     json_: Json = False,

@@ -18,7 +18,10 @@ Model = Annotated[
 ]
 Requantize = Annotated[
     bool,
-    typer.Option(help="Accept a quantized input; every output then says that it is synthetic"),
+    typer.Option(
+        "--allow-requantize",
+        help="Accept a quantized input; every output then says that it is synthetic",
+    ),
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads (0: all cores)", min=0)]
 GpuLayers = Annotated[int, typer.Option(help="Layers to offload, if llama.cpp was built for it")]
@@ -42,7 +45,8 @@ PriceList = Annotated[
         help="CATEGORY=0.05: most KLD above the baseline's there, as a part (default 0.10); repeat",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option(help="Replace an existing output file")]
+KeepSplit = Annotated[bool, typer.Option("--keep-split", help="Write shards as the input has them")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file")]
 
 
 def pairs(entries: list[str] | None, option: str, form: str) -> dict[str, str]:

@@ -47,7 +47,7 @@ def evaluate(
         typer.Option(help="Calibration text or corpus folder: items found in it are refused"),
     ] = None,
     allow_overlap: Annotated[
-        bool, typer.Option(help="Score items of the calibration text")
+        bool, typer.Option("--allow-overlap", help="Score items of the calibration text")
     ] = False,
     allow_requantize: Requantize = False,
     threads: Threads = 0,
@@ -117,7 +117,7 @@ def seed_comparison(
         bool, typer.Option("--execute-code", help="Run code that the model writes, in a sandbox")
     ] = False,
     allow_overlap: Annotated[
-        bool, typer.Option(help="Score items of the calibration text")
+        bool, typer.Option("--allow-overlap", help="Score items of the calibration text")
     ] = False,
     allow_requantize: Requantize = False,
     threads: Threads = 0,

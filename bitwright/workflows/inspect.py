@@ -1,6 +1,5 @@
 """`bitwright inspect FILE`: what a GGUF, an imatrix, a layout or a run folder holds."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from bitwright.engine.shards import read_shards
 from bitwright.engine.tensors import is_body, is_quantizable
 from bitwright.errors import InputError
 from bitwright.workflows.output import Output, bytes_text
+from bitwright.workflows.run_folder import RunFolder
 from bitwright.workflows.stage_report import load_result
 
 MAGIC = b"GGUF"
@@ -31,6 +31,8 @@ def inspect(spec: str, output: Output) -> None:
     path = Path(spec)
     if path.is_dir() and (path / "result.json").is_file():
         facts = run_facts(path)
+    elif path.is_dir() and (stages := stages_of(path)):
+        facts = {"kind": "unfinished run", "folder": path.name, "stages": stages}
     else:
         facts = file_facts(locate(spec))
     output.result(facts, _text(facts))
@@ -48,7 +50,13 @@ def file_facts(path: Path) -> dict[str, Any]:
         return imatrix_facts(path) if kind == "imatrix" else gguf_facts(path)
     if is_layout(head):
         return layout_facts(path)
-    return imatrix_facts(path)
+    try:
+        return imatrix_facts(path)
+    except InputError as error:
+        raise InputError(
+            f"{path} is no GGUF, no layout (lines of pattern=type) and no imatrix of the old"
+            f" format ({error}): bitwright knows no other files"
+        ) from None
 
 
 def gguf_facts(path: Path) -> dict[str, Any]:
@@ -151,15 +159,20 @@ def layout_facts(path: Path) -> dict[str, Any]:
 def run_facts(folder: Path) -> dict[str, Any]:
     """The verdict of a run, its files, and its stages with their times."""
     result = load_result(folder)
-    stages = {}
-    for path in sorted(folder.glob("*.json")):
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if "stage" in manifest:
-            stages[manifest["stage"]] = {
+    return {"kind": "run", "folder": folder.name, "result": result, "stages": stages_of(folder)}
+
+
+def stages_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """Finished stages of a run folder, in the order in which they ended."""
+    found = {}
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime):
+        manifest = RunFolder(folder, read_only=True).manifest(path.stem)
+        if manifest is not None and "stage" in manifest:
+            found[str(manifest["stage"])] = {
                 "elapsed_s": manifest["elapsed_s"],
                 "versions": manifest["versions"],
             }
-    return {"kind": "run", "folder": folder.name, "result": result, "stages": stages}
+    return found
 
 
 def _text(facts: dict[str, Any]) -> str:
@@ -167,8 +180,10 @@ def _text(facts: dict[str, Any]) -> str:
         result = facts["result"]
         lines = [f"run {facts['folder']}: {result['verdict']}, chosen {result['chosen']}"]
         lines += [f"  {f['label']:<24} {bytes_text(f['size_bytes'])}" for f in result["files"]]
-        lines += [f"  stage {n:<20} {s['elapsed_s']:.1f} s" for n, s in facts["stages"].items()]
-        return "\n".join(lines)
+        return "\n".join(lines + _stage_lines(facts["stages"]))
+    if facts["kind"] == "unfinished run":
+        lines = [f"unfinished run {facts['folder']}: the same command goes on with it"]
+        return "\n".join(lines + _stage_lines(facts["stages"]))
     lines = [f"{facts['kind']} {facts['file']}"]
     for key, value in facts.items():
         if key in ("kind", "file"):
@@ -182,6 +197,10 @@ def _text(facts: dict[str, Any]) -> str:
             shown = bytes_text(value) if key == "size_bytes" else value
             lines.append(f"  {key.replace('_', ' ')}: {shown}")
     return "\n".join(lines)
+
+
+def _stage_lines(stages: dict[str, dict[str, Any]]) -> list[str]:
+    return [f"  stage {name:<20} {stage['elapsed_s']:.1f} s" for name, stage in stages.items()]
 
 
 def _plain(value: object) -> str:

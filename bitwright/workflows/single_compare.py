@@ -89,6 +89,7 @@ def compare(
         pairs = _compare_runs(_with_baseline(named), target)
     else:
         _need_two(named)
+        _refuse_same([(one.folder, None) for one in named])
         pairs = _compare_suites(named, target)
     if target is not None and not any(
         d.category == target for p in pairs for d in p.found.values()
@@ -170,7 +171,16 @@ def _with_baseline(named: Sequence[Named]) -> list[tuple[RunRecord, str | None]]
                 f"FOLDER:LABEL twice with two of {', '.join(record.labels)}"
             )
         chosen.insert(0, (record, record.baseline))
+    _refuse_same([(record.folder.path, label or record.chosen) for record, label in chosen])
     return chosen
+
+
+def _refuse_same(named: Sequence[tuple[Path, str | None]]) -> None:
+    """Raise ConfigError where the first is compared with itself."""
+    first, *others = [(folder.resolve(), label) for folder, label in named]
+    if first in others:
+        shown = named[0][0] if first[1] is None else f"{named[0][0]}:{first[1]}"
+        raise ConfigError(f"{shown} would be compared with itself: give two different results")
 
 
 def _compare_suites(named: Sequence[Named], target: str | None) -> list[Compared]:

@@ -96,6 +96,12 @@ def test_a_person_reads_gain_and_loss_on_one_page(finished: Finished):
     assert other.index("general/kld") < other.index("code/kld")
 
 
+def test_a_result_is_not_compared_with_itself(finished: Finished):
+    label = f"{finished.folder}:{finished.ran.json['chosen']}"
+    for both in ((finished.folder, label), (label, label), (finished.folder, finished.folder)):
+        assert "compared with itself" in bitwright("compare", *both).refusal()
+
+
 def test_a_file_that_the_run_has_not_is_refused_with_those_it_has(finished: Finished):
     refusal = bitwright("compare", finished.folder, f"{finished.folder}:no-such").refusal()
     assert "stock-Q3_K_S-task" in refusal
@@ -136,6 +142,8 @@ def test_what_holds_nothing_to_compare_is_said(finished: Finished, tmp_path: Pat
     assert bitwright(*line, "--out", items, "--quiet").code == 0
     assert "give two of one kind" in bitwright("compare", finished.folder, items).refusal()
     assert "two result folders" in bitwright("compare", items).refusal()
+    told = bitwright("compare", items, items.parent / "." / "items").refusal()
+    assert "compared with itself" in told
     (finished.folder / "report" / "scores").rename(tmp_path / "kept")
     try:
         assert "missing or damaged" in bitwright("compare", finished.folder).refusal()

@@ -1,6 +1,8 @@
 """result.json and the run folder: what others rely on."""
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -143,3 +145,22 @@ def test_inspect_of_the_run_folder_and_its_files(finished: Finished):
     assert (facts["kind"], facts["rules"]) == ("layout", 8)
     for path in (finished.folder, gguf, finished.folder / "layout.txt"):
         assert bitwright("inspect", path).code == 0
+
+
+def test_inspect_of_a_run_that_was_stopped(finished: Finished, tmp_path: Path):
+    for stage in ("corpus", "imatrix"):
+        shutil.copy2(finished.folder / f"{stage}.json", tmp_path / f"{stage}.json")
+    (tmp_path / "errors.json").write_text("{half of a manif")
+    facts = bitwright("inspect", tmp_path, "--json").json
+    assert facts["kind"] == "unfinished run"
+    assert list(facts["stages"]) == ["corpus", "imatrix"]
+    assert "the same command goes on" in bitwright("inspect", tmp_path).out
+
+
+@pytest.mark.parametrize("content", [b"", b"some prose = or other\n", b"\x89PNG\r\n" + bytes(99)])
+def test_inspect_of_what_bitwright_does_not_know(tmp_path: Path, content: bytes):
+    (tmp_path / "file").write_bytes(content)
+    told = bitwright("inspect", tmp_path / "file").refusal()
+    assert "no GGUF, no layout" in told
+    (tmp_path / "folder").mkdir()
+    assert bitwright("inspect", tmp_path / "folder").refusal()
