@@ -57,7 +57,7 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Score files: tasks of a suite (--suite), or KLD against the model on a corpus (--corpus)."""
-    from bitwright.workflows import single_evaluate
+    from bitwright.workflows import single_evaluate, single_suite
 
     choice = model_choice(
         model, allow_requantize=allow_requantize, threads=threads, gpu_layers=gpu_layers
@@ -66,10 +66,10 @@ def evaluate(
     if bool(suite) == (corpus is not None):
         raise typer.BadParameter("give --suite NAME for tasks, or --corpus FOLDER for KLD")
     if suite:
-        chosen = single_evaluate.SuiteChoice(
+        chosen = single_suite.SuiteChoice(
             suite, data, limit, execute_code, tuple(calibrated_on or ()), allow_overlap
         )
-        single_evaluate.evaluate_suite(choice, files or [], chosen, out, output)
+        single_suite.evaluate_suite(choice, files or [], chosen, out, output)
         return
     if not files or not model or corpus is None:
         raise typer.BadParameter("--corpus compares FILES with --model: give both")
@@ -128,7 +128,7 @@ def seed_comparison(
 ) -> None:
     """Imatrix or layout: stock and our layout, each with both imatrices, on executed tasks."""
     from bitwright.workflows import seed_comparison as seed
-    from bitwright.workflows.single_evaluate import SuiteChoice
+    from bitwright.workflows.single_suite import SuiteChoice
 
     choice = model_choice(
         model, allow_requantize=allow_requantize, threads=threads, gpu_layers=gpu_layers
@@ -141,9 +141,9 @@ def seed_comparison(
 @eval_app.command("doctor")
 def eval_doctor(json_: Json = False, debug: Debug = False) -> None:
     """What is missing for running model-written code in a sandbox."""
-    from bitwright.workflows import single_evaluate
+    from bitwright.workflows import single_suite
 
-    single_evaluate.show_doctor(Output(json=json_))
+    single_suite.show_doctor(Output(json=json_))
 
 
 @app.command()

@@ -35,7 +35,7 @@ from bitwright.workflows.output import Output
 from bitwright.workflows.progress import Reporter
 from bitwright.workflows.run_folder import RunFolder, key_of, versions
 from bitwright.workflows.single import ModelChoice
-from bitwright.workflows.single_evaluate import SuiteChoice
+from bitwright.workflows.single_suite import SuiteChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from bitwright.engine.session import SessionOptions
 from bitwright.engine.upstream import FTYPES, upstream_layout
 from bitwright.errors import ConfigError, InputError
 from bitwright.eval.items import builtin_items
-from bitwright.workflows import single_evaluate
+from bitwright.workflows import single_suite
 from bitwright.workflows.output import Output
 from bitwright.workflows.seed_comparison import read_build
 from bitwright.workflows.single import ModelChoice
 from bitwright.workflows.single_compare import compare
-from bitwright.workflows.single_evaluate import SuiteChoice, evaluate_suite, show_doctor
+from bitwright.workflows.single_suite import SuiteChoice, evaluate_suite, show_doctor
 
 QUIET = Output(json=True, quiet=True)
 DEMO = ModelChoice("demo", options=SessionOptions(threads=1))
@@ -87,7 +87,7 @@ def test_an_evaluation_that_was_stopped_asks_nothing_twice(tmp_path, capsys, mon
         raise InputError("stopped")
 
     with monkeypatch.context() as patched:
-        patched.setattr(single_evaluate, "_save", stopped)
+        patched.setattr(single_suite, "_save", stopped)
         with pytest.raises(InputError, match="stopped"):
             evaluate_suite(DEMO, [], suite, tmp_path / "out", QUIET)
     with monkeypatch.context() as patched:

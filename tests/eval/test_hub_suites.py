@@ -13,7 +13,7 @@ from bitwright.eval.outcome import load_results
 from bitwright.eval.sandbox import doctor
 from bitwright.workflows.output import Output
 from bitwright.workflows.single import ModelChoice
-from bitwright.workflows.single_evaluate import SuiteChoice, evaluate_suite
+from bitwright.workflows.single_suite import SuiteChoice, evaluate_suite
 from tests.eval.hub_rows import (
     ARC,
     GSM8K,
