@@ -39,6 +39,10 @@ def evaluate(
         Path | None, typer.Option(help="Folder with the tasks' files, instead of the hub")
     ] = None,
     limit: Annotated[int, typer.Option(help="At most so many items a task (0: as the suite)")] = 0,
+    call_form: Annotated[
+        str,
+        typer.Option(help="Read tool calls as: hermes, fenced, … (else as template or answers)"),
+    ] = "",
     execute_code: Annotated[
         bool, typer.Option("--execute-code", help="Run code that the model writes, in a sandbox")
     ] = False,
@@ -67,7 +71,7 @@ def evaluate(
         raise typer.BadParameter("give --suite NAME for tasks, or --corpus FOLDER for KLD")
     if suite:
         chosen = single_suite.SuiteChoice(
-            suite, data, limit, execute_code, tuple(calibrated_on or ()), allow_overlap
+            suite, data, limit, execute_code, tuple(calibrated_on or ()), allow_overlap, call_form
         )
         single_suite.evaluate_suite(choice, files or [], chosen, out, output)
         return

@@ -28,6 +28,11 @@ def flags_of(result: TaskResult) -> list[str]:
     cut = sum(o.truncated and o.verdict != "too_long" for o in result.outcomes)
     if cut:
         out.append(f"{result.name}: {cut} of {n} answers were cut by the token limit")
+    if read_as := result.notes.get("calls_read_as"):
+        out.append(
+            f"{result.name}: the model does not write calls in its template's form "
+            f"({result.notes['template_form']}), so they were read as {read_as}"
+        )
     rate = result.notes.get("call_rate_when_relevant")
     if rate == 0:
         out.append(f"{result.name}: the model called no function at all (call rate 0)")

@@ -14,7 +14,15 @@ from bitwright.eval.outcome import CORRECT, Outcome, ids_sha256
 from bitwright.eval.score import Pair, Score
 from bitwright.eval.scorer import Progress, Scorer
 from bitwright.eval.task_suite import TaskSpec
-from bitwright.eval.tool_formats import Call, Parsed, format_of, parse_calls, write_calls
+from bitwright.eval.tool_formats import (
+    LEAST,
+    Call,
+    Parsed,
+    form_of_answers,
+    format_of,
+    parse_calls,
+    write_calls,
+)
 from bitwright.eval.tool_match import judge, names_match
 
 Tokens = NDArray[np.int32]
@@ -24,10 +32,15 @@ _NUMBER = re.compile(r"####\s*(-?\d[\d,]*(?:\.\d+)?)")
 
 @dataclass(slots=True)
 class Bench:
-    """A scorer with what tasks of one suite share: answers and scores that are known already."""
+    """A scorer with what tasks of one suite share: answers and scores that are known already.
+
+    ``form``: of the chat template, in which calls are written. ``reads``: the one in which answers
+    are read, once enough of them are there.
+    """
 
     scorer: Scorer
     form: str
+    reads: str = ""
     progress: Progress | None = None
     answers: dict[tuple[bytes, int, tuple[str, ...]], Generation] = field(default_factory=dict)
     scores: dict[tuple[bytes, bytes], Score] = field(default_factory=dict)
@@ -36,7 +49,7 @@ class Bench:
     def over(scorer: Scorer, progress: Progress | None = None) -> "Bench":
         """The form of tool calls is read from the chat template."""
         form = format_of(scorer.template_source) if scorer.template_style == "model" else "hermes"
-        return Bench(scorer, form, progress)
+        return Bench(scorer, form, progress=progress)
 
     def prompt(self, item: Item) -> tuple[str, Tokens]:
         """The item's prompt as text and as the ids that are sent."""
@@ -112,13 +125,25 @@ def answered(spec: TaskSpec, asked: Asked, verdict: str, right: bool, expected: 
 
 def tool_exact(bench: Bench, spec: TaskSpec, items: Sequence[Item]) -> list[Outcome]:
     """The right calls with the right arguments, or none where none fits."""
+    answers = ask(bench, spec, items)
+    form = read_form(bench, spec, answers)
     out = []
-    for asked in ask(bench, spec, items):
-        verdict = call_verdict(asked, bench.form)
+    for asked in answers:
+        verdict = call_verdict(asked, form)
         calls = list(asked.item.calls)
         expected = write_calls(calls, bench.form) if calls else ""
         out.append(answered(spec, asked, verdict, verdict == CORRECT, expected))
     return out
+
+
+def read_form(bench: Bench, spec: TaskSpec, answers: Sequence[Asked]) -> str:
+    """The form in which the task's answers are read: the spec's, or that of the answers."""
+    if spec.form:
+        return str(spec.form)
+    calling = [(a.answer.text, tool_names(a.item)) for a in answers if a.item.gold]
+    if not bench.reads and len(calling) >= LEAST:
+        bench.reads = form_of_answers(bench.form, calling)
+    return bench.reads or bench.form
 
 
 def call_verdict(asked: Asked, form: str) -> str:
@@ -131,9 +156,11 @@ def call_verdict(asked: Asked, form: str) -> str:
 
 def tool_name(bench: Bench, spec: TaskSpec, items: Sequence[Item]) -> list[Outcome]:
     """The right functions, whatever their arguments."""
+    answers = ask(bench, spec, items)
+    form = read_form(bench, spec, answers)
     out = []
-    for asked in ask(bench, spec, items):
-        parsed = parse_calls(asked.answer.text, bench.form)
+    for asked in answers:
+        parsed = parse_calls(asked.answer.text, form)
         right = asked.answer.finish != "too_long" and names_match(parsed, asked.item.gold)
         verdict = CORRECT if right else _name_failure(asked, parsed)
         names = ", ".join(call.name for call in asked.item.calls)

@@ -118,9 +118,10 @@ def check_same_items(a: TaskResult, b: TaskResult) -> None:
         raise InputError(f"{a.name}: one result is {a.metric}, the other {b.metric}")
     for name in a.settings.keys() & b.settings.keys():
         if a.settings[name] != b.settings[name]:
+            what = "the same --call-form" if name == "form" else "the same suite"
             raise InputError(
                 f"{a.name}: one file was asked with {name} {a.settings[name]!r}, the other with "
-                f"{b.settings[name]!r}; evaluate both with the same suite"
+                f"{b.settings[name]!r}; evaluate both with {what}"
             )
     for left, right in zip(a.outcomes, b.outcomes, strict=True):
         if left.prompt_sha256 != right.prompt_sha256:

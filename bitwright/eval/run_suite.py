@@ -12,12 +12,12 @@ from bitwright.eval.bfcl import bfcl_items
 from bitwright.eval.code_tasks import code, code_items
 from bitwright.eval.harness_tasks import load_harness_task, run_harness_task
 from bitwright.eval.items import Item, builtin_items, halved, spread
-from bitwright.eval.methods import METHODS, Bench
+from bitwright.eval.methods import METHODS, Bench, read_form
 from bitwright.eval.outcome import CORRECT, Outcome, TaskResult
 from bitwright.eval.sandbox import Limits
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSpec, TaskSuite
-from bitwright.eval.together import ask_together
+from bitwright.eval.together import GENERATED, ask_together
 
 Progress = Callable[[int, int, str], None]
 TOGETHER = "tool prompts"  # what several tasks ask of one prompt, in reports of progress
@@ -161,10 +161,27 @@ def run_task(
         chance = float(np.mean([1 / len(used[o.item].tools) for o in outcomes]))
     ids = _first_ids(bench, items)
     notes = _call_notes(outcomes, used) if spec.method == "tool_exact" else {}
-    settings = {**spec.settings(), "form": bench.form} if items and items[0].tools else {}
+    settings = spec.settings()
+    if items and items[0].tools:
+        settings["form"] = bench.form
+    if spec.method in GENERATED:
+        settings["form"] = read_form(bench, spec, [])
+        if settings["form"] != bench.form:
+            notes |= {"calls_read_as": str(settings["form"]), "template_form": bench.form}
     return TaskResult(
         *(spec.name, spec.category, metric, tuple(outcomes), chance, notes, ids),
-        settings=settings or spec.settings(),
+        settings=settings,
+    )
+
+
+def read_alike(tasks: Sequence[TaskSpec], results: Sequence[TaskResult]) -> tuple[TaskSpec, ...]:
+    """The tasks for further files of the model, whose answers are read as those of the first."""
+    forms = {r.name: r.settings["form"] for r in results if "form" in r.settings}
+    return tuple(
+        task.model_copy(update={"form": forms[task.name]})
+        if task.method in GENERATED and task.name in forms
+        else task
+        for task in tasks
     )
 
 

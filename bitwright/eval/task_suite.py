@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from bitwright.content import find_content, read_content
+from bitwright.eval.tool_formats import FORMS
 
 METHODS = (
     *("tool_exact", "tool_name", "tool_choice", "tool_nats"),
@@ -25,7 +26,8 @@ class TaskSpec(_Strict):
     ``lm_eval:TASK``. ``file`` names the JSON Lines file that holds the same rows when a data folder
     is given. ``shots``: solved examples before the question (lm-eval). ``limit`` 0 takes every
     item. ``half`` 1 or 2: one of two fixed halves of the items, which have none in common; 0: all.
-    ``chance``: what guessing scores, where it is known.
+    ``chance``: what guessing scores, where it is known. ``form``: how calls are read (a key of
+    tool_formats.FORMS); empty: as the chat template or the answers have it.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]+$")]
@@ -41,6 +43,7 @@ class TaskSpec(_Strict):
     stops: tuple[str, ...] = ()
     metric: str = ""
     chance: Annotated[float, Field(ge=0, le=1)] | None = None
+    form: Literal["", *FORMS] = ""  # type: ignore[valid-type]
 
     @field_validator("source")
     @classmethod

@@ -1,17 +1,21 @@
 """Calls in a model's answer, read strictly: what does not parse is a failure, never repaired.
 
-Which form a model writes is known from its chat template. Nothing is ever evaluated: Python-style
-calls are read from the syntax tree and may hold literals only.
+Which form a model writes is known from its chat template; some models write another one all the
+same (`form_of_answers`). Nothing is ever evaluated: Python-style calls are read from the syntax
+tree and may hold literals only.
 """
 
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Status = Literal["ok", "no_call", "unparsable"]
+# A model's answers are in another form than its template's where the template's is read in no more
+# than RARE of them, and the other in at least MOSTLY; fewer answers than LEAST decide nothing.
+RARE, MOSTLY, LEAST = 0.1, 0.5, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,23 @@ def format_of(template: str) -> str:
     return "hermes"
 
 
+def form_of_answers(form: str, answers: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """The form that answers are in, of (text, names of the offered tools) where a call is right.
+
+    That is ``form``, of the template, unless they plainly are in another.
+    """
+
+    def readable(other: str) -> float:
+        parsed = [(parse_calls(text, other), offered) for text, offered in answers]
+        good = [p.calls and {c.name for c in p.calls} <= set(names) for p, names in parsed]
+        return sum(map(bool, good)) / len(answers)
+
+    if len(answers) < LEAST or readable(form) > RARE:
+        return form
+    best = max(FORMS, key=readable)
+    return best if readable(best) >= MOSTLY else form
+
+
 def write_calls(calls: list[Call], form: str) -> str:
     """Calls as a model of that form writes them: for gold answers and for tests."""
     if form in ("pythonic", "gemma"):
@@ -64,6 +85,8 @@ def write_calls(calls: list[Call], form: str) -> str:
     bodies = [json.dumps({"name": c.name, key: dict(c.arguments)}) for c in calls]
     if form == "hermes":
         return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+    if form == "fenced":
+        return "\n".join(f"```json\n{body}\n```" for body in bodies)
     if form == "llama":
         return "; ".join(bodies)
     inside = bodies[0] if len(bodies) == 1 else f"[{', '.join(bodies)}]"
@@ -81,6 +104,18 @@ def _hermes(text: str) -> list[Call]:
     if not opened == closed == len(bodies):
         raise _Broken("<tool_call> and </tool_call> do not pair up")
     return [_json_call(_json(body)) for body in bodies]
+
+
+def _fenced(text: str) -> list[Call]:
+    """Fenced blocks of JSON, one call or a list of them in each, with prose around them."""
+    if text.count("```") % 2:
+        raise _Broken("a fence that does not end")
+    blocks = re.findall(r"```(\w*)[ \t]*\n(.*?)```", text, re.DOTALL)
+    inside = [body.strip() for language, body in blocks if language in ("", "json")]
+    calls = [body for body in inside if _looks_like_json_call(body)]
+    if not calls and _looks_like_json_call(text):
+        raise _Broken("a call without a fence")
+    return [call for body in calls for call in _bare_json(body)]
 
 
 def _bare_json(text: str) -> list[Call]:
@@ -165,6 +200,7 @@ def _mistral(text: str) -> list[Call]:
 
 FORMS: Mapping[str, Callable[[str], list[Call]]] = {
     "hermes": _hermes,
+    "fenced": _fenced,
     "json": _bare_json,
     "llama": _llama,
     "pythonic": _pythonic,

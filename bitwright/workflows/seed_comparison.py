@@ -24,7 +24,7 @@ from bitwright.eval.answer_book import AnswerBook, answers_until_kept
 from bitwright.eval.flags import flags_of
 from bitwright.eval.outcome import METRICS_VERSION, TaskResult, load_results, save_results
 from bitwright.eval.pairing import Difference, by_category, compare_results
-from bitwright.eval.run_suite import SuiteOptions, run_suite
+from bitwright.eval.run_suite import SuiteOptions, read_alike, run_suite
 from bitwright.eval.sandbox import Limits, require_sandbox
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSuite, load_task_suite
@@ -101,10 +101,11 @@ def seed_comparison(
         require_sandbox()
     reporter = output.reporter()
     try:
-        results = {
-            label: _scored(choice, build, model, label, tasks, suite, reporter)
-            for label in build.labels
-        }
+        results: dict[str, list[TaskResult]] = {}
+        for label in build.labels:
+            results[label] = _scored(choice, build, model, label, tasks, suite, reporter)
+            alike = read_alike(tasks.tasks, results[build.labels[0]])
+            tasks = tasks.model_copy(update={"tasks": alike})
     finally:
         reporter.close()
     pages: dict[str, dict[str, Any]] = {}

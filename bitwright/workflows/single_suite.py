@@ -16,6 +16,8 @@ from bitwright.eval.run_suite import SuiteOptions, run_suite
 from bitwright.eval.sandbox import Limits, doctor, require_sandbox
 from bitwright.eval.scorer import Scorer
 from bitwright.eval.task_suite import TaskSuite, load_task_suite
+from bitwright.eval.together import GENERATED
+from bitwright.eval.tool_formats import FORMS
 from bitwright.workflows.calibration import calibration_texts, own_run
 from bitwright.workflows.output import Output
 from bitwright.workflows.run_folder import (
@@ -43,6 +45,7 @@ class SuiteChoice:
     execute_code: bool = False
     calibration: tuple[Path, ...] = ()
     allow_overlap: bool = False
+    call_form: str = ""
 
 
 def evaluate_suite(
@@ -56,7 +59,7 @@ def evaluate_suite(
     if not specs[0]:
         raise ConfigError("nothing to evaluate: give --model, or quantized files")
     distinct_names(files)
-    tasks = load_task_suite(suite.name)
+    tasks = _read_as(load_task_suite(suite.name), suite.call_form)
     if suite.execute_code:
         require_sandbox()
     models = [open_model(spec, allow_requantize=True) for spec in specs]
@@ -82,6 +85,18 @@ def evaluate_suite(
     single = next(iter(shown.values()))
     data = single if len(shown) == 1 else {"suite": suite.name, "models": shown}
     output.result(data, "\n".join(lines))
+
+
+def _read_as(suite: TaskSuite, form: str) -> TaskSuite:
+    """The suite with the given form of tool calls, if one is given."""
+    if not form:
+        return suite
+    if form not in FORMS:
+        raise ConfigError(f"--call-form {form} is not known: give one of {', '.join(FORMS)}")
+    tasks = [
+        t.model_copy(update={"form": form}) if t.method in GENERATED else t for t in suite.tasks
+    ]
+    return suite.model_copy(update={"tasks": tuple(tasks)})
 
 
 def _book(

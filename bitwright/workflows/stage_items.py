@@ -30,6 +30,7 @@ from bitwright.eval.run_suite import (
     Progress,
     SuiteOptions,
     load_items,
+    read_alike,
     refuse_code,
     run_suite,
 )
@@ -155,6 +156,8 @@ def score_sizes(
             ctx.reporter.step(done, len(labels), label)
             step = _steps(ctx.reporter, label, done, len(labels), tasks)
             results[label] = _score_one(ctx, folder, layout, packer, imatrix_sha256, asked, step)
+            if layout is None:
+                asked = replace(asked, tasks=read_alike(tasks, results[label]))
     return results
 
 

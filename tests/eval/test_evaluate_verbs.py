@@ -98,6 +98,15 @@ def test_an_evaluation_that_was_stopped_asks_nothing_twice(tmp_path, capsys, mon
     assert names == sorted(path.name for path in (tmp_path / "whole").iterdir())
 
 
+def test_the_form_of_calls_can_be_given(capsys):
+    suite = SuiteChoice("builtin", limit=4, call_form="fenced")
+    evaluate_suite(DEMO, [], suite, None, QUIET)
+    found = json.loads(capsys.readouterr().out)
+    assert found["tasks"]["tool_exact"]["value"] < 0.5  # it writes <tool_call>
+    with pytest.raises(ConfigError, match="one of hermes, fenced"):
+        evaluate_suite(DEMO, [], SuiteChoice("builtin", call_form="xml"), None, QUIET)
+
+
 def test_results_of_other_items_are_not_compared(tmp_path, capsys):
     path = tmp_path / "s.toml"
     text = 'schema = 1\n[[tasks]]\nname = "t"\ncategory = "code"\nmethod = "bits_per_byte"\n'

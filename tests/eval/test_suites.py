@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -11,10 +12,12 @@ from bitwright.eval.flags import flags_of
 from bitwright.eval.generation import Prompt
 from bitwright.eval.items import BUILTIN, Item, builtin_items
 from bitwright.eval.methods import Bench
+from bitwright.eval.pairing import compare_results
 from bitwright.eval.run_suite import (
     SuiteOptions,
     check_overlap,
     item_texts,
+    read_alike,
     run_suite,
     run_task,
     with_call_rate,
@@ -150,6 +153,44 @@ def test_items_in_the_calibration_text_are_refused_by_name():
     assert found[1].id in str(refusal.value)
     assert len(check_overlap(items, leaked, allow=True)) == 1
     assert check_overlap(items, {"other": "nothing of the kind " * 20}, allow=False) == ()
+
+
+def fenced_calls(monkeypatch):
+    """The demo model's answers, as a model that puts its calls in fences would write them."""
+    real = Scorer._generate
+
+    def rewritten(text):
+        return text.replace("<tool_call>", "```json").replace("</tool_call>", "```")
+
+    def fenced(self, *arguments):
+        return [dataclasses.replace(a, text=rewritten(a.text)) for a in real(self, *arguments)]
+
+    monkeypatch.setattr(Scorer, "_generate", fenced)
+
+
+def test_calls_in_another_form_than_the_templates_are_read_and_flagged(scorer, monkeypatch):
+    suite, few = load_task_suite("builtin"), SuiteOptions(limit=16)
+    tools = suite.model_copy(update={"tasks": suite.tasks[:4]})
+    plain = {r.name: r for r in run_suite(scorer, tools, few)}
+    assert plain["tool_exact"].settings["form"] == "hermes"
+    assert not any("template's form" in flag for flag in flags_of(plain["tool_exact"]))
+    fenced_calls(monkeypatch)
+    results = run_suite(scorer, tools, few)
+    found = {r.name: r for r in results}
+    for name in ("tool_name", "tool_exact"):
+        assert found[name].settings["form"] == "fenced"
+        assert found[name].summary()["value"] == plain[name].summary()["value"] > 0
+        (flag,) = [flag for flag in flags_of(found[name]) if "template's form" in flag]
+        assert "(hermes), so they were read as fenced" in flag
+    assert found["tool_nats"] == plain["tool_nats"]
+    # Another file of the model is read alike, even if it writes the template's form again.
+    monkeypatch.undo()
+    alike = tools.model_copy(update={"tasks": read_alike(tools.tasks, results)})
+    other = {r.name: r for r in run_suite(scorer, alike, few)}
+    assert other["tool_exact"].settings["form"] == "fenced"
+    assert other["tool_exact"].summary()["value"] < plain["tool_exact"].summary()["value"]
+    with pytest.raises(InputError, match="same --call-form"):
+        compare_results([plain["tool_exact"]], [found["tool_exact"]])
 
 
 def test_answers_are_asked_once_for_all_tasks(scorer):

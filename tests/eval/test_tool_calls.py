@@ -5,7 +5,15 @@ import pytest
 from bitwright.corpora.generators.chatml import CHAT_TEMPLATE
 from bitwright.errors import InputError
 from bitwright.eval.bfcl import bfcl_folder, bfcl_items
-from bitwright.eval.tool_formats import FORMS, Call, format_of, parse_calls, write_calls
+from bitwright.eval.tool_formats import (
+    FORMS,
+    LEAST,
+    Call,
+    form_of_answers,
+    format_of,
+    parse_calls,
+    write_calls,
+)
 from bitwright.eval.tool_match import CORRECT, Gold, judge, names_match
 
 WEATHER = Call("get_weather", {"city": "Oslo", "days": 3})
@@ -40,6 +48,9 @@ def test_prose_is_no_call(form, text):
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>'),
+        ("fenced", '```json\n{"name": "f", "arguments": {}}'),
+        ("fenced", '```json\n{"name": "f", "arguments": {}\n```'),
+        ("fenced", '{"name": "f", "arguments": {}}'),
         ("json", '{"name": "f", "arguments": {"a": 1}'),
         ("json", '{"name": "f", "arguments": {}} and then'),
         ("pythonic", "[f(1)]"),
@@ -55,6 +66,35 @@ def test_prose_is_no_call(form, text):
 )
 def test_what_is_broken_stays_broken(form, text):
     assert parse_calls(text, form).status == "unparsable"
+
+
+def test_fences_of_other_content_are_no_calls():
+    text = "So:\n```python\nf(a=1)\n```\nand\n```\nsome output\n```\n"
+    assert parse_calls(text, "fenced").status == "no_call"
+    assert parse_calls(text + write_calls([WEATHER], "fenced"), "fenced").calls == (WEATHER,)
+
+
+@pytest.mark.parametrize("form", sorted(set(FORMS) - {"hermes"}))
+def test_a_model_that_writes_another_form_than_its_template_is_read_so(form):
+    offered = ["get_weather", "other"]
+    answers = [(write_calls([WEATHER], form), offered)] * LEAST
+    found = form_of_answers("hermes", answers)
+    assert parse_calls(answers[0][0], found).calls == (WEATHER,)
+    # Too few answers, prose, or names that were not offered decide nothing.
+    assert form_of_answers("hermes", answers[1:]) == "hermes"
+    assert form_of_answers("hermes", [("It is sunny.", offered)] * LEAST) == "hermes"
+    assert form_of_answers("hermes", [(answers[0][0], ["other"])] * LEAST) == "hermes"
+
+
+@pytest.mark.parametrize(
+    ("own", "fenced", "form"), [(0, 20, "fenced"), (2, 18, "fenced"), (3, 17, "hermes")]
+)
+def test_a_model_that_writes_its_templates_form_at_times_is_read_strictly(own, fenced, form):
+    answers = [(GOOD, ["get_weather"])] * own
+    answers += [(write_calls([WEATHER], "fenced"), ["get_weather"])] * fenced
+    assert form_of_answers("hermes", answers) == form
+    prose = [("no", ["get_weather"])] * 21
+    assert form_of_answers("hermes", [*answers, *prose]) == "hermes"  # less than half of them
 
 
 def test_the_form_is_read_from_the_template():
