@@ -172,6 +172,7 @@ def _known_errors(
     """`measure_errors`, asked for once."""
     if not all((name, kind) in known for name, types in offered.items() for kind in types):
         known.update(measure_errors(ctx, imatrix, imatrix_key, offered))
+        ctx.reporter.stage("damage", "other types have a price now; probes go on where it is open")
     return known
 
 

@@ -215,7 +215,8 @@ def test_a_budget_for_a_sweep_is_refused(
 
 
 def test_the_built_in_workflows_load() -> None:
-    assert load_workflow("tool-calling-threshold")[0].kind == "sweep"
+    for name in ("tool-calling-threshold", "tool-calling-bfcl"):
+        assert load_workflow(name)[0].kind == "sweep"
     assert load_workflow("bedrock-tightrope-gambit")[0].kind == "variants"
     assert load_workflow("coding-q3_k_s")[0].kind == "build"
 
