@@ -171,7 +171,9 @@ def _with_baseline(named: Sequence[Named]) -> list[tuple[RunRecord, str | None]]
                 f"FOLDER:LABEL twice with two of {', '.join(record.labels)}"
             )
         chosen.insert(0, (record, record.baseline))
-    _refuse_same([(record.folder.path, label or record.chosen) for record, label in chosen])
+    meant = [(record.folder.path, label or record.chosen) for record, label in chosen]
+    if meant[0][1] is not None:  # else load_scores asks for a file by name
+        _refuse_same(meant)
     return chosen
 
 
