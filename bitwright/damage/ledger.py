@@ -7,9 +7,7 @@ its content; what else decides a value (model, imatrix, engine settings, metrics
 """
 
 import hashlib
-import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +16,10 @@ from typing import Self
 import numpy as np
 
 from bitwright.corpora.records import Chunk
-from bitwright.engine.atomic import check_folder
-from bitwright.errors import StorageError
+from bitwright.engine.database import FileKind, database_errors, open_database
 
 LEDGER_VERSION = 1  # 2026-11-29: sums per (tensor, type, chunk, category, span)
 SPANS = ("scored", "overall")
-WAIT_S = 30.0  # for another process that is writing
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE);
@@ -35,6 +31,7 @@ CREATE TABLE IF NOT EXISTS probes (
     PRIMARY KEY (key_id, chunk, category, tensor, type, span)
 ) WITHOUT ROWID;
 """
+KIND = FileKind("ledger", "measure", LEDGER_VERSION, SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +76,10 @@ class Ledger:
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
         self.key = key
-        check_folder(path)
-        with _storage_errors(path):
-            self._db = sqlite3.connect(path, timeout=WAIT_S)
+        self._db = open_database(path, KIND)
         try:
-            with _storage_errors(path):
-                self._key_id = _prepare(self._db, key, path)
+            with database_errors(path, KIND):
+                self._key_id = self._number_of(key)
         except BaseException:
             self._db.close()
             raise
@@ -93,7 +88,7 @@ class Ledger:
         """Add a finished probe with all its spans, in one transaction."""
         name = (self._key_id, probe.chunk, probe.category, probe.tensor, probe.type)
         rows = [(*name, span, s.n, s.sum_kld, s.sum_kld2, s.flips) for span, s in spans.items()]
-        with _storage_errors(self.path), self._db:
+        with database_errors(self.path, KIND), self._db:
             self._db.executemany(
                 "INSERT OR REPLACE INTO probes (key_id, chunk, category, tensor, type, span,"
                 " n, sum_kld, sum_kld2, flips) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -103,7 +98,7 @@ class Ledger:
     def probes(self, chunk: str, category: str) -> dict[tuple[str, str], dict[str, Sums]]:
         """The finished probes of a chunk: (tensor, type) → span → sums."""
         found: dict[tuple[str, str], dict[str, Sums]] = {}
-        with _storage_errors(self.path):
+        with database_errors(self.path, KIND):
             rows = self._db.execute(
                 "SELECT tensor, type, span, n, sum_kld, sum_kld2, flips FROM probes"
                 " WHERE key_id = ? AND chunk = ? AND category = ?",
@@ -112,6 +107,11 @@ class Ledger:
         for tensor, type_name, span, n, sum_kld, sum_kld2, flips in rows:
             found.setdefault((tensor, type_name), {})[span] = Sums(n, sum_kld, sum_kld2, flips)
         return found
+
+    def _number_of(self, key: str) -> int:
+        with self._db:
+            self._db.execute("INSERT OR IGNORE INTO keys (key) VALUES (?)", (key,))
+        return int(self._db.execute("SELECT id FROM keys WHERE key = ?", (key,)).fetchone()[0])
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -122,32 +122,3 @@ class Ledger:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
-
-
-def _prepare(db: sqlite3.Connection, key: str, path: Path) -> int:
-    """Make or check the tables; returns the number of the key."""
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version not in (0, LEDGER_VERSION):
-        raise StorageError(
-            f"{path} is a ledger of version {version}, this is version {LEDGER_VERSION}: "
-            "remove it to measure again"
-        )
-    # A write-ahead log survives a kill at any moment and spares a sync per probe.
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")
-    db.executescript(SCHEMA)
-    with db:
-        db.execute(f"PRAGMA user_version = {LEDGER_VERSION}")
-        db.execute("INSERT OR IGNORE INTO keys (key) VALUES (?)", (key,))
-    return int(db.execute("SELECT id FROM keys WHERE key = ?", (key,)).fetchone()[0])
-
-
-@contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StorageError(
-            f"the ledger {path} cannot be used ({error}): make room or check its permissions, or "
-            "remove it to measure again"
-        ) from error

@@ -6,7 +6,6 @@ are kept (`answers_until_kept`).
 """
 
 import hashlib
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from bitwright.engine.atomic import check_folder
+from bitwright.engine.database import FileKind, database_errors, open_database
 from bitwright.errors import StorageError
 from bitwright.eval.generation import Finish, Generation, Prompt
 from bitwright.eval.score import Pair, Score
 
 BOOK_VERSION = 1  # 2026-11-30: answers by prompt, scores by context and continuation
 NAME = ".asked.sqlite"
-WAIT_S = 30.0  # for another process that is writing
 FINISHES: tuple[Finish, ...] = ("end", "stop", "length", "context", "too_long")
 
 SCHEMA = """
@@ -35,6 +33,8 @@ CREATE TABLE IF NOT EXISTS scores (
     too_long INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
+# After a power cut, what is lost is asked again.
+KIND = FileKind("book of answers", "ask", BOOK_VERSION, SCHEMA, synchronous="OFF")
 
 
 class AnswerBook:
@@ -46,12 +46,10 @@ class AnswerBook:
 
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
-        check_folder(path)
-        with _storage_errors(path):
-            self._db = sqlite3.connect(path, timeout=WAIT_S)
+        self._db = open_database(path, KIND)
         try:
-            with _storage_errors(path):
-                self._prepare(key)
+            with database_errors(path, KIND):
+                self._begin(key)
         except BaseException:
             self._db.close()
             raise
@@ -102,31 +100,20 @@ class AnswerBook:
         for end in ("", "-wal", "-shm"):
             self.path.with_name(self.path.name + end).unlink(missing_ok=True)
 
-    def _prepare(self, key: str) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, BOOK_VERSION):
-            raise StorageError(
-                f"{self.path} is of version {version}, this is version {BOOK_VERSION}: remove it to"
-                " ask again"
-            )
-        # Survives a kill of the process; after a power cut, what is lost is asked again.
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = OFF")
-        self._db.executescript(SCHEMA)
+    def _begin(self, key: str) -> None:
         with self._db:
-            self._db.execute(f"PRAGMA user_version = {BOOK_VERSION}")
             if self._db.execute("SELECT key FROM book").fetchall() != [(key,)]:
                 for table in ("book", "answers", "scores"):
                     self._db.execute(f"DELETE FROM {table}")
                 self._db.execute("INSERT INTO book VALUES (?)", (key,))
 
     def _find(self, query: str, ask: bytes) -> tuple[Any, ...] | None:
-        with _storage_errors(self.path):
+        with database_errors(self.path, KIND):
             row: tuple[Any, ...] | None = self._db.execute(query, (ask,)).fetchone()
         return row
 
     def _add(self, query: str, row: tuple[object, ...]) -> None:
-        with _storage_errors(self.path), self._db:
+        with database_errors(self.path, KIND), self._db:
             self._db.execute(query, row)
 
     def __enter__(self) -> Self:
@@ -158,14 +145,3 @@ def answers_until_kept(folder: Path, key: str) -> Iterator[AnswerBook]:
     with AnswerBook(folder / NAME, key) as book:
         yield book
         book.remove()
-
-
-@contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StorageError(
-            f"{path}, where answers are kept until all are there, cannot be used ({error}): make "
-            "room or check its permissions, or remove it to ask again"
-        ) from error

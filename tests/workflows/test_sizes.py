@@ -1,5 +1,6 @@
 """Sweeps and variants on a tiny model: their contracts, their files, and going on after a stop."""
 
+import dataclasses
 import json
 from pathlib import Path
 from unittest.mock import patch
@@ -12,8 +13,10 @@ from bitwright.engine.model_file import open_model
 from bitwright.errors import ConfigError, EngineError, InputError
 from bitwright.eval import scorer
 from bitwright.eval.outcome import load_results
+from bitwright.eval.task_suite import TaskSpec
 from bitwright.eval.tokens import TokenTable
 from bitwright.workflows import item_leaks, stage_items
+from bitwright.workflows.progress import Silent
 from bitwright.workflows.single_thresholds import failures_of, load_thresholds, parse_fail_if
 from bitwright.workflows.sizes import uniform_layout
 from bitwright.workflows.spec import load_workflow
@@ -398,3 +401,58 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match="thresholds"):
         load_thresholds(path)
+
+
+def test_all_files_of_a_sweep_are_read_as_the_original(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of random weights calls nothing, so the original's form is put in by hand."""
+    workflow = write_sizes(tmp_path, "sweep")
+    asked: list[str] = []
+    real = stage_items.run_suite
+
+    def fenced_first(scorer, suite, options, **more):  # type: ignore[no-untyped-def]
+        asked.append(next(task.form for task in suite.tasks if task.name == "calls"))
+        results = real(scorer, suite, options, **more)
+        if len(asked) > 1:
+            return results
+        return [
+            dataclasses.replace(r, settings={**r.settings, "form": "fenced"})
+            if r.name == "calls"
+            else r
+            for r in results
+        ]
+
+    monkeypatch.setattr(stage_items, "run_suite", fenced_first)
+    out = tmp_path / "run"
+    ran = bitwright("run", workflow, "--model", tiny_model, "--out", out, "--json")
+    assert ran.code == 0, ran.err
+    assert asked == ["", "fenced", "fenced", "fenced"]
+    results, _ = load_results(out / "items" / "stock-Q2_K")
+    assert next(r for r in results if r.name == "calls").settings["form"] == "fenced"
+
+
+def test_progress_within_a_file_only_grows_and_ends_at_the_next_file() -> None:
+    seen: list[tuple[float, int, str]] = []
+
+    class Record(Silent):
+        def step(self, done: float, total: int, label: str) -> None:
+            seen.append((done, total, label))
+
+    def task(name: str, method: str, limit: int) -> TaskSpec:
+        return TaskSpec(name=name, category="c", method=method, source="builtin:x", limit=limit)
+
+    tasks = [
+        task("nats", "tool_nats", 10),
+        task("exact", "tool_exact", 10),
+        task("sum", "number", 20),
+    ]
+    step = stage_items._steps(Record(), "Q2_K", 2, 5, tasks)
+    for done, total, name in (
+        *((5, 10, stage_items.TOGETHER), (10, 10, stage_items.TOGETHER)),
+        *((0, 1, "nats"), (10, 10, "nats"), (10, 10, "exact"), (10, 20, "sum"), (20, 20, "sum")),
+    ):
+        step(done, total, name)
+    parts = [done for done, _, _ in seen]
+    assert parts == [2.25, 2.5, 2.5, 2.5, 2.5, 2.75, 3.0]
+    assert seen[-1] == (3.0, 5, "Q2_K, sum 20/20")
