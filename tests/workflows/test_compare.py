@@ -10,6 +10,7 @@ import pytest
 
 from bitwright.engine.model_file import open_model
 from bitwright.engine.upstream import FTYPES, upstream_quantize
+from bitwright.workflows import seed_comparison
 from tests.workflows.conftest import Finished
 from tests.workflows.support import bitwright, write_workflow
 
@@ -173,7 +174,17 @@ def test_scores_of_other_tools_files_are_compared_too(finished: Finished, tmp_pa
     assert np.isfinite(run["tasks"]["general/nll"]["difference"])
 
 
-def test_imatrix_or_layout_is_answered_on_executed_tasks(finished: Finished, tmp_path: Path):
+def test_imatrix_or_layout_is_answered_on_executed_tasks(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    forms: list[str] = []
+    real = seed_comparison.run_suite
+
+    def recorded(scorer, suite, options, **more):
+        forms.append(next(task.form for task in suite.tasks if task.name == "tool_exact"))
+        return real(scorer, suite, options, **more)
+
+    monkeypatch.setattr(seed_comparison, "run_suite", recorded)
     run = tmp_path / "run"
     shutil.copytree(finished.folder, run)
     line = ("seed-comparison", run, "--model", finished.model, "--limit", "2", "--quiet")
@@ -194,6 +205,7 @@ def test_imatrix_or_layout_is_answered_on_executed_tasks(finished: Finished, tmp
     assert not list(run.glob("seed/*.gguf"))
     again = bitwright(*line, "--json")  # from the run folder: no file is written or scored
     assert again.json == ran.json
+    assert forms == ["", "hermes", "hermes", "hermes"]  # all are read as the first one
     kept = [run / "seed" / label for label in ("stock-Q3_K_S-task", "ours-task")]
     page = bitwright("compare", *kept, "--target", "code", "--json").json
     assert page["tasks"]["code_bits"]["difference"] == pytest.approx(
