@@ -12,6 +12,7 @@ from typing import Any
 
 from bitwright.errors import InputError
 from bitwright.eval.items import Item
+from bitwright.eval.task_suite import BY_DATA
 from bitwright.eval.tool_formats import Call
 from bitwright.eval.tool_match import Gold
 
@@ -39,7 +40,7 @@ def bfcl_folder(data: Path | None) -> Path:
             return folder
     raise InputError(
         "BFCL's files are not here: `pip install --no-deps bfcl-eval==2026.3.23`, or give a folder "
-        "that holds BFCL_v4_*.json with --data"
+        f"that holds BFCL_v4_*.json {BY_DATA}"
     )
 
 

@@ -20,7 +20,7 @@ from bitwright.eval.items import Item
 from bitwright.eval.methods import Asked, Bench, answered, ask
 from bitwright.eval.outcome import CORRECT, Outcome
 from bitwright.eval.sandbox import Limits, require_sandbox, run_program
-from bitwright.eval.task_suite import TaskSpec
+from bitwright.eval.task_suite import BY_DATA, TaskSpec
 
 _ASK = (
     "Complete this Python function. Answer with the whole function in one ```python block and "
@@ -83,7 +83,7 @@ def _from_hub(spec: TaskSpec) -> list[dict[str, Any]]:
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         raise InputError(
             f"{spec.name} comes from the hub ({name}) and HF_HUB_OFFLINE is set: give a folder "
-            f"with {spec.file} by --data"
+            f"with {spec.file} {BY_DATA}"
         )
     from datasets import load_dataset
 
@@ -93,7 +93,7 @@ def _from_hub(spec: TaskSpec) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise InputError(
             f"{spec.name}: {name} cannot be loaded from the hub ({error}): give a folder with "
-            f"{spec.file} by --data"
+            f"{spec.file} {BY_DATA}"
         ) from None
     return [dict(row) for row in found]
 

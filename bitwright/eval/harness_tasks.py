@@ -19,7 +19,7 @@ from bitwright.eval.harness_needs import check_needs, make_repeatable
 from bitwright.eval.items import halved, spread
 from bitwright.eval.outcome import CORRECT, Outcome, TaskResult, ids_sha256
 from bitwright.eval.scorer import Scorer
-from bitwright.eval.task_suite import TaskSpec
+from bitwright.eval.task_suite import BY_DATA, TaskSpec
 
 FEWSHOT_SEED = 1234  # lm-eval's own default
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)
@@ -165,7 +165,7 @@ def _wrapper(spec: TaskSpec, name: str, data: Path | None) -> dict[str, Any]:
         if os.environ.get("HF_HUB_OFFLINE") == "1":
             raise InputError(
                 f"{spec.name} comes from the hub and HF_HUB_OFFLINE is set: give a folder with "
-                f"{spec.file} by --data"
+                f"{spec.file} {BY_DATA}"
             )
         return config
     rows = data / spec.file
@@ -257,7 +257,7 @@ def _unreadable(spec: TaskSpec, data: Path | None, error: BaseException) -> str:
     if data is None:
         return (
             f"{spec.name} cannot be loaded from the hub ({_short(error)}): give a folder with "
-            f"{spec.file} by --data"
+            f"{spec.file} {BY_DATA}"
         )
     return (
         f"{spec.name}: lm-eval cannot read the rows of {spec.file} ({_short(error)}): give rows "

@@ -15,6 +15,10 @@ METHODS = (
 SOURCES = ("builtin", "bfcl", "hub", "lm_eval")
 
 
+# How a user gives local files: to `evaluate`, and to a workflow.
+BY_DATA = "by --data ([scores] data in a workflow)"
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
