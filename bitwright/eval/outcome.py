@@ -18,7 +18,7 @@ from bitwright.engine.atomic import write_atomic
 from bitwright.errors import InputError
 
 CORRECT = "correct"
-METRICS_VERSION = 1  # 2026-11-29: first suites
+METRICS_VERSION = 2  # 2026-11-30: JSON calls without their fence are read too
 LOWER_IS_BETTER = frozenset({"nats_per_token", "bits_per_byte", "kld_nats"})
 
 

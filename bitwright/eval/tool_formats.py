@@ -107,14 +107,18 @@ def _hermes(text: str) -> list[Call]:
 
 
 def _fenced(text: str) -> list[Call]:
-    """Fenced blocks of JSON, one call or a list of them in each, with prose around them."""
+    """Fenced blocks of JSON, one call or a list of them in each, with prose around them.
+
+    An answer that is JSON as a whole counts too. No template asks for the fence, a model puts it
+    there by habit; what a quantized file loses with it is the habit, not the call.
+    """
+    if _looks_like_json_call(text):
+        return _bare_json(text)
     if text.count("```") % 2:
         raise _Broken("a fence that does not end")
     blocks = re.findall(r"```(\w*)[ \t]*\n(.*?)```", text, re.DOTALL)
     inside = [body.strip() for language, body in blocks if language in ("", "json")]
     calls = [body for body in inside if _looks_like_json_call(body)]
-    if not calls and _looks_like_json_call(text):
-        raise _Broken("a call without a fence")
     return [call for body in calls for call in _bare_json(body)]
 
 

@@ -50,7 +50,9 @@ def test_prose_is_no_call(form, text):
         ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>'),
         ("fenced", '```json\n{"name": "f", "arguments": {}}'),
         ("fenced", '```json\n{"name": "f", "arguments": {}\n```'),
-        ("fenced", '{"name": "f", "arguments": {}}'),
+        ("fenced", '{"name": "f", "arguments": {}'),
+        ("fenced", '{"name": "f", "arguments": {}} and then'),
+        ("fenced", '{"name": "f", "arguments": {}}\n```'),
         ("json", '{"name": "f", "arguments": {"a": 1}'),
         ("json", '{"name": "f", "arguments": {}} and then'),
         ("pythonic", "[f(1)]"),
@@ -72,6 +74,11 @@ def test_fences_of_other_content_are_no_calls():
     text = "So:\n```python\nf(a=1)\n```\nand\n```\nsome output\n```\n"
     assert parse_calls(text, "fenced").status == "no_call"
     assert parse_calls(text + write_calls([WEATHER], "fenced"), "fenced").calls == (WEATHER,)
+
+
+@pytest.mark.parametrize("text", ['{"name": "f", "arguments": {}}', '[{"name": "f"}]'])
+def test_a_model_that_fences_by_habit_may_leave_the_fence_out(text):
+    assert parse_calls(text, "fenced").calls == (Call("f", {}),)
 
 
 @pytest.mark.parametrize("form", sorted(set(FORMS) - {"hermes"}))
