@@ -3,13 +3,18 @@
 What a search needs of a layout is its mean KLD on some categories of the ``select`` split. Sums
 per chunk and document go to a file of the run folder, so that a killed search replays what it
 knows in milliseconds and goes on with the same decisions.
+
+The reference's probabilities lie in files without a name, which the system keeps in memory as far
+as there is room: a large vocabulary takes 80 MB for 128 tokens, and a search that saw only what
+fits a fixed share of the memory would judge on two or three chunks.
 """
 
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +28,7 @@ from bitwright.damage.kld import Reference, make_reference, score
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.packing import Packer
 from bitwright.engine.session import Session
+from bitwright.errors import StorageError
 from bitwright.eval.divergence import document_ids, forward
 from bitwright.eval.suite import DivergenceSuite
 from bitwright.workflows.context import RunContext
@@ -32,7 +38,8 @@ from bitwright.workflows.stage_damage import make_packer
 Doubles = NDArray[np.float64]
 
 EMBEDDING = "token_embd.weight"  # its rows are the vocabulary
-MEMORY_BYTES = 1 << 30  # of references; chunks beyond it are not part of a search
+# Of references: as much for the target as for all other categories together.
+DISK_BYTES = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,11 @@ Stop = Callable[[Joint], bool]
 
 
 class JointMeter:
-    """Layouts in, KLD out. A context manager: the model is loaded at the first measurement."""
+    """Layouts in, KLD out. A context manager: the model is loaded at the first measurement.
+
+    chunks: those that a measurement is over: of each category the first whose references fit its
+    part of ``disk_bytes``, at least one. note: that the target has more, or empty.
+    """
 
     def __init__(
         self,
@@ -77,11 +88,12 @@ class JointMeter:
         imatrix: Imatrix,
         suite: DivergenceSuite,
         *,
-        memory_bytes: int = MEMORY_BYTES,
+        disk_bytes: int = DISK_BYTES,
     ) -> None:
         self.ctx, self.suite = ctx, suite
         self.packer: Packer = make_packer(ctx, "task", imatrix)
-        self.chunks = _within(chunks, ctx.model.tensor(EMBEDDING).shape[-1], memory_bytes)
+        n_vocab = ctx.model.tensor(EMBEDDING).shape[-1]
+        self.chunks = _within(chunks, n_vocab, disk_bytes, ctx.spec.target)
         self.documents = {c: document_ids(found) for c, found in self.chunks.items()}
         self.tokens = {c: self._counts(c) for c in self.chunks}
         self.measured, self.replayed = 0, 0
@@ -93,6 +105,7 @@ class JointMeter:
             [ctx.model.sha256(), ctx.engine_key(), imatrix.sha256(), METRICS_VERSION],
             {c: chunks_sha256(found) for c, found in self.chunks.items()},
         )
+        self.note = _left_out(chunks[ctx.spec.target], self.chunks[ctx.spec.target])
         self._path = ctx.folder.path / "select" / f"joint-{self.key[:16]}.jsonl"
         self._known = _load(self._path)
 
@@ -155,7 +168,7 @@ class JointMeter:
         self, types: Mapping[str, str], layout: str, category: str, index: int
     ) -> list[float]:
         self.ctx.folder.check_writable()
-        session = self._open()
+        session = self._open(category)
         self._hold(session, types)
         chunk, reference = self.chunks[category][index], self._references[category, index]
         kld = score(reference, forward(session, chunk), chunk.targets()).kld
@@ -165,17 +178,16 @@ class JointMeter:
         self.measured += 1
         return found
 
-    def _open(self) -> Session:
-        """The session, with the references of all chunks."""
-        if self._session is not None:
-            return self._session
-        self._session = Session(self.ctx.model, self.ctx.options)
-        for category, chunks in self.chunks.items():
-            for index, chunk in enumerate(chunks):
+    def _open(self, category: str) -> Session:
+        """The session, with the references of a category's chunks."""
+        if self._session is None:
+            self._session = Session(self.ctx.model, self.ctx.options)
+        if (category, 0) not in self._references:
+            self._hold(self._session, {})
+            for index, chunk in enumerate(self.chunks[category]):
                 logits = forward(self._session, chunk)
-                self._references[category, index] = make_reference(
-                    logits, chunk.targets(), threads=self._session.threads
-                )
+                made = make_reference(logits, chunk.targets(), threads=self._session.threads)
+                self._references[category, index] = _on_disk(made, self.ctx.folder.path)
         return self._session
 
     def _hold(self, session: Session, types: Mapping[str, str]) -> None:
@@ -203,17 +215,49 @@ class JointMeter:
             os.fsync(file.fileno())
 
 
+def _on_disk(reference: Reference, folder: Path) -> Reference:
+    """The same with its probabilities in a file that is gone when they are no longer used.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            reference.probs.tofile(file)
+            file.flush()
+            shape = reference.probs.shape
+            held = np.memmap(file, np.float32, "r", shape=shape) if reference.probs.size else None
+    except OSError as error:
+        raise StorageError(
+            f"the reference's probabilities could not be kept in {folder} ({error}): make room for"
+            f" {reference.size_bytes:,} bytes for each chunk that a search measures"
+        ) from None
+    return reference if held is None else replace(reference, probs=held)
+
+
 def _within(
-    chunks: Mapping[str, Sequence[Chunk]], n_vocab: int, memory_bytes: int
+    chunks: Mapping[str, Sequence[Chunk]], n_vocab: int, disk_bytes: int, target: str
 ) -> dict[str, list[Chunk]]:
-    """The first chunks of each category whose references fit the memory together; at least one."""
-    share = memory_bytes / max(1, len(chunks))
+    """The first chunks of each category whose references fit its part; at least one."""
+    part = disk_bytes / 2
     kept: dict[str, list[Chunk]] = {}
     for category, found in chunks.items():
         scored = [chunk for chunk in found if len(chunk.rows())]
         sizes = np.cumsum([4 * n_vocab * len(chunk.rows()) for chunk in scored])
+        share = part if category == target else part / max(1, len(chunks) - 1)
         kept[category] = scored[: max(1, int(np.searchsorted(sizes, share, side="right")))]
     return kept
+
+
+def _left_out(chunks: Sequence[Chunk], kept: Sequence[Chunk]) -> str:
+    """That a search sees only part of its text, if so."""
+    scored = sum(1 for chunk in chunks if len(chunk.rows()))
+    if scored == len(kept):
+        return ""
+    return (
+        f"a search measures the first {len(kept)} of {scored} select chunks of the target: the"
+        " references of more would take too much of the disk"
+    )
 
 
 def _load(path: Path) -> dict[tuple[str, str, int], list[float]]:

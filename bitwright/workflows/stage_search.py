@@ -123,6 +123,8 @@ def search(
     ):
         return (), {}
     task.ctx.reporter.stage("search", "layouts measured whole on the target's select split")
+    if task.meter.note:
+        task.ctx.reporter.note(task.meter.note)
     first = proposed[0]
     best = Best(first, task.measure(first.types))
     best.offer(first, best.joint)

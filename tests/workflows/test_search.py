@@ -16,6 +16,7 @@ from bitwright.damage.pricing import price_types
 from bitwright.engine.imatrix_file import read_imatrix
 from bitwright.engine.model_file import open_model
 from bitwright.engine.session import SessionOptions
+from bitwright.errors import StorageError
 from bitwright.eval.statistics import Interval
 from bitwright.eval.suite import load_suite
 from bitwright.workflows.context import RunContext
@@ -48,9 +49,9 @@ def select_chunks(finished: Finished):
     return {c: corpora[c].split("select") for c in ("code", "general")}
 
 
-def meter_of(ctx: RunContext, finished: Finished) -> JointMeter:
+def meter_of(ctx: RunContext, finished: Finished, **room: int) -> JointMeter:
     imatrix = read_imatrix(finished.folder / "imatrix" / "task.gguf")
-    return JointMeter(ctx, select_chunks(finished), imatrix, load_suite())
+    return JointMeter(ctx, select_chunks(finished), imatrix, load_suite(), **room)
 
 
 def task_of(ctx: RunContext, finished: Finished, meter: JointMeter) -> tuple[Task, tuple]:
@@ -112,6 +113,35 @@ def test_a_measurement_can_stop_after_a_chunk(ctx, finished):
         part = meter.measure(all_at(ctx, "Q2_K"), "code", lambda joint: True)
         assert len(part.kld) == 1
         assert not meter.is_whole(part, "code")
+
+
+def test_a_category_that_is_measured_later_has_the_originals_reference(ctx, finished):
+    with meter_of(ctx, finished) as meter:
+        meter.measure(all_at(ctx, "Q2_K"), "code")  # from here on the weights are another layout's
+        later = meter.measure(all_at(ctx, "Q2_K"), "general")
+        assert not list(ctx.folder.path.glob("tmp*")), "the references' files have no name"
+    with meter_of(replace(ctx, folder=RunFolder.open(ctx.folder.path / "b")), finished) as meter:
+        first = meter.measure(all_at(ctx, "Q2_K"), "general")
+    assert (later.kld == first.kld).all()
+    assert first.mean > 0
+
+
+def test_a_search_says_when_it_does_not_see_all_text(ctx, finished):
+    with meter_of(ctx, finished) as meter:
+        assert meter.note == ""
+        n = len(meter.chunks["code"])
+    with meter_of(ctx, finished, disk_bytes=1) as meter:
+        assert {c: len(found) for c, found in meter.chunks.items()} == {"code": 1, "general": 1}
+        assert f"the first 1 of {n} select chunks" in meter.note
+
+
+def test_a_full_disk_stops_a_search_with_a_sentence(ctx, finished, monkeypatch):
+    def full(**where):  # type: ignore[no-untyped-def]
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bitwright.workflows.joint_meter.tempfile.TemporaryFile", full)
+    with meter_of(ctx, finished) as meter, pytest.raises(StorageError, match="No space left"):
+        meter.measure(all_at(ctx, "Q2_K"), "code")
 
 
 def test_differences_are_paired_by_document():
