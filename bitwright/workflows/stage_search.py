@@ -125,15 +125,7 @@ def search(
     task.ctx.reporter.stage("search", "layouts measured whole on the target's select split")
     if task.meter.note:
         task.ctx.reporter.note(task.meter.note)
-    first = proposed[0]
-    best = Best(first, task.measure(first.types))
-    best.offer(first, best.joint)
-    for one in (*proposed[1:], *others):
-        joint = task.measure(one.types)
-        if one in proposed:
-            best.offer(one, joint)
-        else:
-            best.measured.append((one.types, joint.mean))
+    best = _measure_first(task, proposed, others)
     fit = _learn(task, best)
     record: dict[str, Any] = {"fit": _described(fit)}
     if spec.study.trials or spec.study.minutes:
@@ -142,6 +134,24 @@ def search(
     record["measured"] = best.record
     found = best.candidate
     return (() if found in proposed else (found,)), record
+
+
+def _measure_first(
+    task: Task, proposed: Sequence[CandidateLayout], others: Sequence[CandidateLayout]
+) -> Best:
+    """The layout to beat among those that are there already; all of them teach."""
+    total, label = len(proposed) + len(others), proposed[0].label
+    task.ctx.reporter.step(0, total, f"first layouts, {label}")
+    best = Best(proposed[0], task.measure(proposed[0].types))
+    best.offer(proposed[0], best.joint)
+    for done, one in enumerate((*proposed[1:], *others), 1):
+        task.ctx.reporter.step(done, total, f"first layouts, {one.label}")
+        joint = task.measure(one.types)
+        if one in proposed:
+            best.offer(one, joint)
+        else:
+            best.measured.append((one.types, joint.mean))
+    return best
 
 
 def _learn(task: Task, best: Best) -> Fit:

@@ -181,6 +181,25 @@ def test_search_study_and_swaps_never_lose_and_resume_to_the_same(ctx, finished)
     assert results[2][3] > 0
 
 
+def test_the_first_layouts_of_a_search_are_shown_one_by_one(ctx, finished):
+    seen: list[tuple[float, int, str]] = []
+
+    class Record(Silent):
+        def step(self, done: float, total: int, label: str) -> None:
+            seen.append((done, total, label))
+
+    spec = ctx.spec.model_copy(update={"search": SearchSettings(rounds=1)})
+    here = replace(ctx, spec=spec, reporter=Record())
+    with meter_of(here, finished) as meter:
+        task, proposed = task_of(here, finished, meter)
+        search(task, proposed[:1], proposed[1:])
+    n = len(proposed)
+    assert n > 1
+    assert [s for s in seen if "first layouts" in s[2]] == [
+        (k, n, f"first layouts, {one.label}") for k, one in enumerate(proposed)
+    ]
+
+
 def test_a_layout_replaces_the_best_only_beyond_the_noise(ctx, finished):
     with meter_of(ctx, finished) as meter:
         _, proposed = task_of(ctx, finished, meter)
