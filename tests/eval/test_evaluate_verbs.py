@@ -14,6 +14,7 @@ from bitwright.engine.session import SessionOptions
 from bitwright.engine.upstream import FTYPES, upstream_layout
 from bitwright.errors import ConfigError, InputError
 from bitwright.eval.items import builtin_items
+from bitwright.eval.outcome import METRICS_VERSION
 from bitwright.workflows import single_suite
 from bitwright.workflows.output import Output
 from bitwright.workflows.seed_comparison import read_build
@@ -71,7 +72,7 @@ def test_evaluate_and_compare_keep_their_contract(smaller, tmp_path, capsys):
     (note,) = json.loads(capsys.readouterr().out)["notes"]
     assert note.endswith("and 0.0.1")
     kept.write_text(json.dumps({**record, "metrics_version": 99}))
-    with pytest.raises(InputError, match="metrics version 1 and 99"):
+    with pytest.raises(InputError, match=f"metrics version {METRICS_VERSION} and 99"):
         compare([str(tmp_path / "a"), str(tmp_path / "b")], QUIET)
     lines = (tmp_path / "a" / "items.jsonl").read_text().splitlines()
     row = json.loads(lines[0])
