@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from bitwright.allocator.layout import Layout, layout_sha256
 from bitwright.corpora.records import Chunk
 from bitwright.damage.kld import Reference, make_reference, score
+from bitwright.engine.atomic import check_space, storage_errors
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.packing import Packer
 from bitwright.engine.session import Session
-from bitwright.errors import StorageError
 from bitwright.eval.divergence import document_ids, forward
 from bitwright.eval.suite import DivergenceSuite
 from bitwright.workflows.context import RunContext
@@ -78,7 +78,7 @@ class JointMeter:
     """Layouts in, KLD out. A context manager: the model is loaded at the first measurement.
 
     chunks: those that a measurement is over: of each category the first whose references fit its
-    part of ``disk_bytes``, at least one. note: that the target has more, or empty.
+    part of ``disk_bytes``, at least one.
     """
 
     def __init__(
@@ -92,8 +92,9 @@ class JointMeter:
     ) -> None:
         self.ctx, self.suite = ctx, suite
         self.packer: Packer = make_packer(ctx, "task", imatrix)
-        n_vocab = ctx.model.tensor(EMBEDDING).shape[-1]
-        self.chunks = _within(chunks, n_vocab, disk_bytes, ctx.spec.target)
+        self._n_vocab = ctx.model.tensor(EMBEDDING).shape[-1]
+        self._given = chunks
+        self.chunks = _within(chunks, self._n_vocab, disk_bytes, ctx.spec.target)
         self.documents = {c: document_ids(found) for c, found in self.chunks.items()}
         self.tokens = {c: self._counts(c) for c in self.chunks}
         self.measured, self.replayed = 0, 0
@@ -105,7 +106,6 @@ class JointMeter:
             [ctx.model.sha256(), ctx.engine_key(), imatrix.sha256(), METRICS_VERSION],
             {c: chunks_sha256(found) for c, found in self.chunks.items()},
         )
-        self.note = _left_out(chunks[ctx.spec.target], self.chunks[ctx.spec.target])
         self._path = ctx.folder.path / "select" / f"joint-{self.key[:16]}.jsonl"
         self._known = _load(self._path)
 
@@ -138,6 +138,17 @@ class JointMeter:
     def is_whole(self, joint: Joint, category: str) -> bool:
         """Whether all chunks of the category were measured."""
         return len(joint.kld) == len(self.chunks[category])
+
+    def left_out(self, category: str) -> str:
+        """That measurements are over part of the category's text, or empty."""
+        scored = sum(1 for chunk in self._given[category] if len(chunk.rows()))
+        kept = len(self.chunks[category])
+        if scored == kept:
+            return ""
+        return (
+            f"a search measures the first {kept} of {scored} select chunks of {category}: the"
+            " references of more would take too much of the disk"
+        )
 
     def close(self) -> None:
         """Free the model."""
@@ -184,6 +195,8 @@ class JointMeter:
             self._session = Session(self.ctx.model, self.ctx.options)
         if (category, 0) not in self._references:
             self._hold(self._session, {})
+            size = sum(_size_bytes(chunk, self._n_vocab) for chunk in self.chunks[category])
+            check_space(self.ctx.folder.path / "references", size)
             for index, chunk in enumerate(self.chunks[category]):
                 logits = forward(self._session, chunk)
                 made = make_reference(logits, chunk.targets(), threads=self._session.threads)
@@ -216,23 +229,15 @@ class JointMeter:
 
 
 def _on_disk(reference: Reference, folder: Path) -> Reference:
-    """The same with its probabilities in a file that is gone when they are no longer used.
-
-    Raises:
-        StorageError: the disk is full.
-    """
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            reference.probs.tofile(file)
-            file.flush()
-            shape = reference.probs.shape
-            held = np.memmap(file, np.float32, "r", shape=shape) if reference.probs.size else None
-    except OSError as error:
-        raise StorageError(
-            f"the reference's probabilities could not be kept in {folder} ({error}): make room for"
-            f" {reference.size_bytes:,} bytes for each chunk that a search measures"
-        ) from None
-    return reference if held is None else replace(reference, probs=held)
+    """The same with its probabilities in a file that is gone when they are no longer used."""
+    if not reference.probs.size:
+        return reference
+    with storage_errors(folder / "references"), tempfile.TemporaryFile(dir=folder) as file:
+        reference.probs.tofile(file)
+        file.flush()
+        return replace(
+            reference, probs=np.memmap(file, np.float32, "r", shape=reference.probs.shape)
+        )
 
 
 def _within(
@@ -243,21 +248,15 @@ def _within(
     kept: dict[str, list[Chunk]] = {}
     for category, found in chunks.items():
         scored = [chunk for chunk in found if len(chunk.rows())]
-        sizes = np.cumsum([4 * n_vocab * len(chunk.rows()) for chunk in scored])
+        sizes = np.cumsum([_size_bytes(chunk, n_vocab) for chunk in scored])
         share = part if category == target else part / max(1, len(chunks) - 1)
         kept[category] = scored[: max(1, int(np.searchsorted(sizes, share, side="right")))]
     return kept
 
 
-def _left_out(chunks: Sequence[Chunk], kept: Sequence[Chunk]) -> str:
-    """That a search sees only part of its text, if so."""
-    scored = sum(1 for chunk in chunks if len(chunk.rows()))
-    if scored == len(kept):
-        return ""
-    return (
-        f"a search measures the first {len(kept)} of {scored} select chunks of the target: the"
-        " references of more would take too much of the disk"
-    )
+def _size_bytes(chunk: Chunk, n_vocab: int) -> int:
+    """Of a chunk's reference: float32 probabilities."""
+    return 4 * n_vocab * len(chunk.rows())
 
 
 def _load(path: Path) -> dict[tuple[str, str, int], list[float]]:

@@ -123,8 +123,9 @@ def search(
     ):
         return (), {}
     task.ctx.reporter.stage("search", "layouts measured whole on the target's select split")
-    if task.meter.note:
-        task.ctx.reporter.note(task.meter.note)
+    for category in task.meter.chunks if spec.study.pareto else [spec.target]:
+        if note := task.meter.left_out(category):
+            task.ctx.reporter.note(note)
     best = _measure_first(task, proposed, others)
     fit = _learn(task, best)
     record: dict[str, Any] = {"fit": _described(fit)}

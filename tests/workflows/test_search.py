@@ -35,6 +35,8 @@ from bitwright.workflows.stage_allocate import (
 from bitwright.workflows.stage_search import Best, Task, search
 from tests.workflows.conftest import Finished
 
+BOTH = ("code", "general")
+
 
 @pytest.fixture
 def ctx(finished: Finished, tmp_path: Path) -> RunContext:
@@ -46,7 +48,7 @@ def ctx(finished: Finished, tmp_path: Path) -> RunContext:
 
 def select_chunks(finished: Finished):
     corpora = load_corpus(finished.folder / "corpus")
-    return {c: corpora[c].split("select") for c in ("code", "general")}
+    return {c: corpora[c].split("select") for c in BOTH}
 
 
 def meter_of(ctx: RunContext, finished: Finished, **room: int) -> JointMeter:
@@ -126,21 +128,43 @@ def test_a_category_that_is_measured_later_has_the_originals_reference(ctx, fini
     assert first.mean > 0
 
 
-def test_a_search_says_when_it_does_not_see_all_text(ctx, finished):
-    with meter_of(ctx, finished) as meter:
-        assert meter.note == ""
-        n = len(meter.chunks["code"])
-    with meter_of(ctx, finished, disk_bytes=1) as meter:
-        assert {c: len(found) for c, found in meter.chunks.items()} == {"code": 1, "general": 1}
-        assert f"the first 1 of {n} select chunks" in meter.note
+@pytest.mark.parametrize(
+    ("pareto", "room", "categories"),
+    [(False, {}, ()), (False, {"disk_bytes": 1}, ("code",)), (True, {"disk_bytes": 1}, BOTH)],
+)
+def test_a_search_says_what_text_it_does_not_see(ctx, finished, pareto, room, categories):
+    said: list[str] = []
+
+    class Record(Silent):
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    study = StudySettings(trials=1, pareto=pareto)
+    spec = ctx.spec.model_copy(update={"search": SearchSettings(), "study": study})
+    here = replace(ctx, spec=spec, reporter=Record())
+    with meter_of(here, finished, **room) as meter:
+        task, proposed = task_of(here, finished, meter)
+        search(task, proposed[:1], ())
+    text = select_chunks(finished)
+    wanted = [f"the first 1 of {len(text[c])} select chunks of {c}:" for c in categories]
+    notes = [note for note in said if "select chunks" in note]
+    assert len(notes) == len(wanted)
+    assert all(one in note for one, note in zip(wanted, notes, strict=True))
 
 
 def test_a_full_disk_stops_a_search_with_a_sentence(ctx, finished, monkeypatch):
     def full(**where):  # type: ignore[no-untyped-def]
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bitwright.workflows.joint_meter.tempfile.TemporaryFile", full)
-    with meter_of(ctx, finished) as meter, pytest.raises(StorageError, match="No space left"):
+    name = "bitwright.workflows.joint_meter.tempfile.TemporaryFile"
+    with meter_of(ctx, finished) as meter, monkeypatch.context() as patch:
+        patch.setattr(name, full)
+        with pytest.raises(StorageError, match="the disk is full"):
+            meter.measure(all_at(ctx, "Q2_K"), "code")
+    # Known before the first pass where the disk says so.
+    usage = type("Usage", (), {"free": 0})
+    monkeypatch.setattr("bitwright.engine.atomic.shutil.disk_usage", lambda path: usage)
+    with meter_of(ctx, finished) as meter, pytest.raises(StorageError, match="only 0 are free"):
         meter.measure(all_at(ctx, "Q2_K"), "code")
 
 
