@@ -19,6 +19,7 @@ from bitwright.engine.session import SessionOptions
 from bitwright.errors import StorageError
 from bitwright.eval.statistics import Interval
 from bitwright.eval.suite import load_suite
+from bitwright.workflows import stage_search
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.joint_meter import Joint, JointMeter, _load
 from bitwright.workflows.preflight import make_options, make_plan
@@ -101,6 +102,20 @@ def test_the_meter_measures_what_the_layout_is_now(ctx, finished):
         fresh = meter.measure({"blk.0.attn_v.weight": "Q8_0"}, "code")
     assert (fresh.kld == high.kld).all()
     assert high.mean < low.mean
+
+
+def test_the_meter_finds_what_the_scores_of_the_run_found(ctx, finished):
+    """Two ways to one number: in the search, and when the candidates were scored."""
+    found = json.loads((finished.folder / "select.json").read_text())["result"]
+    assert len(found["layouts"]) > 2
+    with meter_of(ctx, finished) as meter:
+        for label, types in found["layouts"].items():
+            for category in BOTH:
+                own, scored = (
+                    meter.measure(types, category).mean,
+                    found["measured"][label][category],
+                )
+                assert own == pytest.approx(scored, rel=1e-6), (label, category)
 
 
 def test_a_read_only_folder_is_not_measured_in(ctx, finished):
@@ -205,7 +220,9 @@ def test_search_study_and_swaps_never_lose_and_resume_to_the_same(ctx, finished)
     assert results[2][3] > 0
 
 
-def test_the_first_layouts_of_a_search_are_shown_one_by_one(ctx, finished):
+def test_the_first_layouts_of_a_search_are_shown_one_by_one_and_all_teach(
+    ctx, finished, monkeypatch
+):
     seen: list[tuple[float, int, str]] = []
 
     class Record(Silent):
@@ -214,11 +231,20 @@ def test_the_first_layouts_of_a_search_are_shown_one_by_one(ctx, finished):
 
     spec = ctx.spec.model_copy(update={"search": SearchSettings(rounds=1)})
     here = replace(ctx, spec=spec, reporter=Record())
+    taught: list[int] = []
+    real = stage_search.fit_steering
+
+    def fit(table, target, measured):  # type: ignore[no-untyped-def]
+        taught.append(len(measured))
+        return real(table, target, measured)
+
+    monkeypatch.setattr(stage_search, "fit_steering", fit)
     with meter_of(here, finished) as meter:
         task, proposed = task_of(here, finished, meter)
         search(task, proposed[:1], proposed[1:])
     n = len(proposed)
     assert n > 1
+    assert taught[0] == n  # also those that may not be chosen
     assert [s for s in seen if "first layouts" in s[2]] == [
         (k, n, f"first layouts, {one.label}") for k, one in enumerate(proposed)
     ]
