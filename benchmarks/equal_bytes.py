@@ -56,6 +56,7 @@ from bitwright.eval.scores import kld_ratio, mean_kld
 from bitwright.eval.suite import DivergenceSuite, load_suite
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.joint_meter import JointMeter
+from bitwright.workflows.mixes import make_mixes
 from bitwright.workflows.output import Output
 from bitwright.workflows.preflight import stock_layout
 from bitwright.workflows.run_folder import RunFolder
@@ -146,10 +147,11 @@ def layouts_at(found: Measured, stock: str) -> Size:
     pooled = price_types(pooled_map, found.errors, options.offered) if pooling else None
     proposed = propose(options, {1.0: table}, budget, target, terms, stock, pooled)
     chunks = split_chunks(ctx, found.corpora, "select")
-    with JointMeter(ctx, chunks, found.imatrix, found.suite) as meter:
+    mixes = make_mixes(ctx, found.imatrix, ctx.spec.imatrix.task)
+    with JointMeter(ctx, chunks, mixes.imatrices, found.suite) as meter:
         stocked = make_candidate(options, table, "stock", own, "stock")
         free = [c for c in proposed if not is_control(c.label)]
-        task = Task(ctx, options, table, terms, budget, meter)
+        task = Task(ctx, options, table, terms, budget, meter, mixes)
         better, _ = search(task, free, [stocked])
         rules = [c for c in proposed if c.label.startswith(ROLE_RULE)]
         rule = min(rules, key=lambda c: task.measure(c.types).mean, default=None)
@@ -307,7 +309,10 @@ def main() -> None:
     started = time.monotonic()
     stocks = tuple(args.stock or (QUICK if args.quick else ALL))
     spec, name = load_workflow(args.workflow)
-    spec = spec.model_copy(update={"search": SearchSettings(rounds=args.rounds)})
+    # One imatrix for all that is compared.
+    study = spec.study.model_copy(update={"imatrix_shares": ()})
+    search = SearchSettings(rounds=args.rounds)
+    spec = spec.model_copy(update={"search": search, "study": study})
     model = open_model(args.model, allow_requantize=args.allow_requantize)
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.open(args.out or Path(scratch) / "run")

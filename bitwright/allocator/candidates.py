@@ -34,6 +34,7 @@ class CandidateLayout:
         size_bytes: of the whole file.
         predicted: category → nats, the sum of its tensors' damages.
         how: how it was found, in a sentence.
+        imatrix: the name of the one that it is packed with.
     """
 
     label: str
@@ -41,6 +42,7 @@ class CandidateLayout:
     size_bytes: int
     predicted: Mapping[str, float]
     how: str
+    imatrix: str = "task"
 
 
 def is_control(label: str) -> bool:

@@ -15,10 +15,11 @@ from scipy.optimize import least_squares
 
 from bitwright.allocator.predictions import Prices
 from bitwright.damage.pricing import DamageTable, Doubles
-from bitwright.engine.tensors import layer, role
+from bitwright.engine.tensors import HEADS, layer, role
 
 MOST_ROLES = 9  # with a multiplier of their own, by damage; the others share one
 OTHER = "other"
+HEAD_ROLES = frozenset(role(name) for name in HEADS)
 # Spreads (log) that the fit starts from: how far measured sums may be off, and factors from one.
 MEASURED_SPREAD, FACTOR_SPREAD, SCALE_SPREAD = 0.05, 0.4, 1.0
 
@@ -74,14 +75,20 @@ class Fit:
 
 
 def main_roles(table: DamageTable, target: str) -> tuple[str, ...]:
-    """The roles that carry most damage on the target, at most `MOST_ROLES`, then 'other'."""
+    """The roles that carry most damage on the target, at most `MOST_ROLES`, then 'other'.
+
+    The embedding and the output are always among them: their factors decide the share of the
+    budget that they get.
+    """
     c = table.categories.index(target)
     total: dict[str, float] = {}
     for t, name in enumerate(table.tensors):
         total[role(name)] = total.get(role(name), 0.0) + float(np.nanmax(table.nats[t, :, c]))
     found = sorted(total, key=lambda one: (-total[one], one))
-    rest = (OTHER,) if len(found) > MOST_ROLES else ()
-    return (*found[:MOST_ROLES], *rest)
+    heads = [one for one in found[MOST_ROLES:] if one in HEAD_ROLES]
+    kept = [*found[: MOST_ROLES - len(heads)], *heads]
+    rest = (OTHER,) if len(found) > len(kept) else ()
+    return (*kept, *rest)
 
 
 def depths(tensors: Sequence[str]) -> Doubles:

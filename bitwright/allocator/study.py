@@ -102,10 +102,16 @@ class StudyResult:
     notes: tuple[str, ...]
 
 
-def make_space(table: DamageTable, target: str, *, pareto: bool = False) -> tuple[Variable, ...]:
+def make_space(
+    table: DamageTable, target: str, *, pareto: bool = False, mix: float | None = None
+) -> tuple[Variable, ...]:
     """5 to 15 variables: type curve, other categories, depth, a factor per role but the first.
 
-    Factors are relative to the role with most damage: a common factor changes no layout.
+    Factors are relative to the role with most damage: a common factor changes no layout. The
+    embedding and the output have factors of their own: what they get of the budget.
+
+    Args:
+        mix: the target's share in the declared imatrix, where the study varies it too.
     """
     roles = main_roles(table, target)[1:]
     found = [
@@ -115,6 +121,8 @@ def make_space(table: DamageTable, target: str, *, pareto: bool = False) -> tupl
         Variable("curve", -1.0, 1.0, 0.0),
         *(Variable(f"role.{one}", -1.2, 1.2, 0.0) for one in roles),
     ]
+    if mix is not None:
+        found.append(Variable("mix", 0.0, 1.0, mix))
     return (*found, Variable("size", 0.9, 1.0, 1.0)) if pareto else tuple(found)
 
 
@@ -144,7 +152,7 @@ def run_study(
     fingerprint: str,
     warm: Sequence[Params],
     solve: Callable[[Params], Types],
-    measure: Callable[[Types, ReportChunk], Measured],
+    measure: Callable[[Types, Params, ReportChunk], Measured],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> StudyResult:
     """Run or resume the study of this search space until its trials or minutes are used up.
@@ -152,7 +160,8 @@ def run_study(
     Args:
         fingerprint: of all that decides what a point means; another one is another study.
         warm: points to try first.
-        measure: reports each chunk's running mean, and says when it stopped early.
+        measure: of a layout and its point; reports each chunk's running mean, and says when it
+            stopped early.
 
     Raises:
         ConfigError: neither trials nor minutes, or a storage that cannot be opened.
@@ -169,7 +178,7 @@ def run_study(
         notes.append(SHARED_NOTE)
     else:  # one worker: what it measured is at hand, and sets the bar
         for done in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            measure(dict(done.user_attrs["types"]), lambda _step, _value: None)
+            measure(dict(done.user_attrs["types"]), done.params, lambda _step, _value: None)
     ends_at = time.monotonic() + settings.minutes * 60 if settings.minutes > 0 else None
 
     def step() -> bool:
@@ -237,7 +246,7 @@ def _one_trial(
     study: optuna.Study,
     space: Sequence[Variable],
     solve: Callable[[Params], Types],
-    measure: Callable[[Types, ReportChunk], Measured],
+    measure: Callable[[Types, Params, ReportChunk], Measured],
 ) -> str:
     trial = study.ask()
     trial.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
@@ -251,7 +260,7 @@ def _one_trial(
             if single:
                 trial.report(value, step)
 
-        found = measure(types, report)
+        found = measure(types, params, report)
     except BaseException:
         with contextlib.suppress(*LOCKED):
             study.tell(trial, state=TrialState.FAIL)  # also when interrupted: nothing stays running

@@ -120,7 +120,10 @@ def imatrix(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Collect an importance matrix from a corpus, or merge several by shares."""
+    """Collect an importance matrix from a corpus, or merge several by shares.
+
+    With the token embedding and the output, which llama-imatrix leaves out.
+    """
     from bitwright.workflows import single
 
     output = Output(json=json_, quiet=quiet)

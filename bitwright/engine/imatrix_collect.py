@@ -2,7 +2,12 @@
 
 Which nodes count, and how rows are counted, follows llama.cpp's llama-imatrix (tools/imatrix): a
 MUL_MAT counts from 16 rows of F32 on and only for weights of blocks; a MUL_MAT_ID counts each
-token once per expert it was routed to. A tied token embedding and the output are left out.
+token once per expert it was routed to.
+
+llama-imatrix leaves the output and the token embedding out, as its layouts keep them large. Ours
+do not: at few bits they are packed much better with importance (README, "Embedding and output").
+The output is a product as any other; a tied embedding counts as the output that it is. The rows of
+an untied embedding are looked up, nothing is multiplied with them: `embedding_importance`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,11 +18,19 @@ from numpy.typing import NDArray
 from bitwright.engine import lib
 from bitwright.engine.imatrix_file import Imatrix, ImatrixEntry
 from bitwright.engine.loaded_model import DecodeContext
+from bitwright.engine.model_file import ModelFile
+from bitwright.engine.packing import to_float32
 from bitwright.engine.session import Session
+from bitwright.engine.tensors import OUTPUT
 from bitwright.errors import EngineError, InputError
 
 LEAST_ROWS = 16
+LEAST_SHARE = 1e-3  # of the mean, that an embedding's column counts at least
+EMBEDDING, FIRST_NORM = "token_embd.weight", "blk.0.attn_norm.weight"
 F32_ID, I32_ID = 0, 26
+
+# Part of the keys of collected ones. 2 (2026-11): with the embedding and the output.
+IMATRIX_VERSION = 2
 
 Batch = tuple[NDArray[np.int32], Sequence[int]]
 
@@ -27,16 +40,17 @@ def collect_imatrix(
     batches: Iterable[Batch],
     *,
     dataset: str,
-    process_output: bool = False,
+    heads: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Imatrix:
     """Run batches (tokens, starts) through the session's model and gather its imatrix.
 
-    `process_output` adds output.weight. `progress` gets the number of batches done. Raises
-    InputError without a batch, EngineError naming the weight whose inputs are NaN or infinite.
+    `heads` adds the output and the token embedding, which llama-imatrix leaves out. `progress` gets
+    the number of batches done. Raises InputError without a batch, EngineError naming the weight
+    whose inputs are NaN or infinite.
     """
     names = {info.name for info in session.model.tensors}
-    collector = _Collector(names, process_output=process_output)
+    collector = _Collector(names, heads=heads)
     n_batches = n_tokens = 0
     with DecodeContext(
         session.loaded,
@@ -58,20 +72,40 @@ def collect_imatrix(
             f"least {LEAST_ROWS} tokens each"
         )
     chunk_size = session.options.n_ctx
+    entries = collector.entries()
+    importance = embedding_importance(session.model) if heads and EMBEDDING not in entries else None
+    if importance is not None:
+        counts = np.array([n_tokens], np.float32)
+        entry = ImatrixEntry((importance * counts)[None, :], counts)
+        entries = dict(sorted({**entries, EMBEDDING: entry}.items()))
     return Imatrix(
-        entries=collector.entries(),
+        entries=entries,
         chunk_count=-(-n_tokens // chunk_size),
         chunk_size=chunk_size,
         datasets=(dataset,),
     )
 
 
+def embedding_importance(model: ModelFile) -> NDArray[np.float32] | None:
+    """Importance (n_embd,) of an embedding's columns; None where the first block has no norm.
+
+    What a column's error does to the first block goes through its norm: squared, the norm's weight.
+    """
+    norm, embedding = model.by_name.get(FIRST_NORM), model.by_name.get(EMBEDDING)
+    if norm is None or embedding is None or norm.n_elements != embedding.n_per_row:
+        return None
+    found = np.square(to_float32(model.raw(FIRST_NORM), norm.type, norm.n_elements))
+    mean = found.mean()
+    # Columns that the norm switches off still go on beside it, and some packers divide by sums.
+    return np.maximum(found, LEAST_SHARE * mean) if np.isfinite(mean) and mean > 0 else None
+
+
 class _Collector:
     """Sums in float64 and counts per weight; fed by the graph's nodes."""
 
-    def __init__(self, names: set[str], *, process_output: bool) -> None:
+    def __init__(self, names: set[str], *, heads: bool) -> None:
         self.names = names
-        self.process_output = process_output
+        self.heads = heads
         self.sums: dict[str, NDArray[np.float64]] = {}
         self.counts: dict[str, NDArray[np.int64]] = {}
 
@@ -99,7 +133,7 @@ class _Collector:
         if operation == "MUL_MAT_ID":
             return True
         inputs = lib.Tensor.from_address(node.src[1])
-        body = name.startswith("blk.") or (self.process_output and name == "output.weight")
+        body = name.startswith("blk.") or (self.heads and name in (OUTPUT, EMBEDDING))
         return bool(body and inputs.ne[1] >= LEAST_ROWS and inputs.type == F32_ID)
 
     def _prepare(self, name: str, n_matrices: int, n_counts: int, n_per_row: int) -> None:

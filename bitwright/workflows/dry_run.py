@@ -64,12 +64,13 @@ def finished_stages(ctx: RunContext, plan: Plan) -> list[str]:
         suite = load_suite("divergence")
         mix = choose_mix(reading, plan, corpora, imatrices, key, suite)
         done += ["mix"] if mix.record is not None else []
-        imatrices, key = mix.imatrices, mix.key
-        damage_map, _ = measure_damage(reading, corpora, imatrices["task"], key, plan.budget_bytes)
+        task = mix.imatrices["task"]
+        damage_map, _ = measure_damage(reading, corpora, task, mix.key, plan.budget_bytes)
         done.append("damage")
-        found = allocate(reading, plan, corpora, damage_map, imatrices["task"], key, suite)
+        found = allocate(reading, plan, corpora, damage_map, mix, suite)
         done.append("select")
-        score_report(reading, corpora, report_entries(reading, plan, found), imatrices)
+        every = {**mix.imatrices, **found.mixes}
+        score_report(reading, corpora, report_entries(reading, plan, found), every)
         done.append("evaluate")
     except NotDone:
         pass

@@ -78,20 +78,25 @@ class JointMeter:
     """Layouts in, KLD out. A context manager: the model is loaded at the first measurement.
 
     chunks: those that a measurement is over: of each category the first whose references fit its
-    part of ``disk_bytes``, at least one.
+    part of ``disk_bytes``, at least one. imatrices: name → what layouts may be packed with, the
+    first unless another is named.
     """
 
     def __init__(
         self,
         ctx: RunContext,
         chunks: Mapping[str, Sequence[Chunk]],
-        imatrix: Imatrix,
+        imatrices: Mapping[str, Imatrix],
         suite: DivergenceSuite,
         *,
         disk_bytes: int = DISK_BYTES,
     ) -> None:
         self.ctx, self.suite = ctx, suite
-        self.packer: Packer = make_packer(ctx, "task", imatrix)
+        self.packers: dict[str, Packer] = {
+            name: make_packer(ctx, name, one) for name, one in imatrices.items()
+        }
+        self.first = next(iter(imatrices))
+        self._hashes = {name: one.sha256() for name, one in imatrices.items()}
         self._n_vocab = ctx.model.tensor(EMBEDDING).shape[-1]
         self._given = chunks
         self.chunks = _within(chunks, self._n_vocab, disk_bytes, ctx.spec.target)
@@ -100,31 +105,37 @@ class JointMeter:
         self.measured, self.replayed = 0, 0
         self._session: Session | None = None
         self._references: dict[tuple[str, int], Reference] = {}
-        self._held: dict[str, str] = {}
+        self._held: dict[str, tuple[str, str]] = {}
         self.key = key_of(
             "joint",
-            [ctx.model.sha256(), ctx.engine_key(), imatrix.sha256(), METRICS_VERSION],
+            [ctx.model.sha256(), ctx.engine_key(), self._hashes[self.first], METRICS_VERSION],
             {c: chunks_sha256(found) for c, found in self.chunks.items()},
         )
         self._path = ctx.folder.path / "select" / f"joint-{self.key[:16]}.jsonl"
         self._known = _load(self._path)
 
     def measure(
-        self, types: Mapping[str, str], category: str, stop: Stop | None = None
+        self,
+        types: Mapping[str, str],
+        category: str,
+        stop: Stop | None = None,
+        imatrix: str | None = None,
     ) -> Joint | None:
         """Joint damage of a layout on a category; None where it has no tokens.
 
-        ``stop`` is asked after each chunk with what is known by then.
+        ``stop`` is asked after each chunk with what is known by then. ``imatrix``: the name of
+        the one to pack with, the first by default.
 
         Raises:
             NotDone: the run folder is read only, and this was not measured.
         """
-        layout = layout_sha256(Layout(types))
+        name = imatrix or self.first
+        layout = self.identity(types, name)
         rows: list[list[float]] = []
         for index in range(len(self.chunks[category])):
             known = self._known.get((layout, category, index))
             if known is None:
-                known = self._measure(types, layout, category, index)
+                known = self._measure(types, name, layout, category, index)
             else:
                 self.replayed += 1
             rows.append(known)
@@ -134,6 +145,11 @@ class JointMeter:
         if not rows or self.tokens[category].sum() == 0:
             return None
         return Joint(np.array(rows), self.tokens[category])
+
+    def identity(self, types: Mapping[str, str], imatrix: str) -> str:
+        """What a measurement is filed under: the layout, and another imatrix than the first."""
+        layout = layout_sha256(Layout(types))
+        return layout if imatrix == self.first else f"{layout}@{self._hashes[imatrix]}"
 
     def is_whole(self, joint: Joint, category: str) -> bool:
         """Whether all chunks of the category were measured."""
@@ -176,11 +192,11 @@ class JointMeter:
         return sums
 
     def _measure(
-        self, types: Mapping[str, str], layout: str, category: str, index: int
+        self, types: Mapping[str, str], imatrix: str, layout: str, category: str, index: int
     ) -> list[float]:
         self.ctx.folder.check_writable()
         session = self._open(category)
-        self._hold(session, types)
+        self._hold(session, types, imatrix)
         chunk, reference = self.chunks[category][index], self._references[category, index]
         kld = score(reference, forward(session, chunk), chunk.targets()).kld
         found = self._by_document(chunk, np.asarray(kld, np.float64))
@@ -194,7 +210,7 @@ class JointMeter:
         if self._session is None:
             self._session = Session(self.ctx.model, self.ctx.options)
         if (category, 0) not in self._references:
-            self._hold(self._session, {})
+            self._hold(self._session, {}, self.first)
             size = sum(_size_bytes(chunk, self._n_vocab) for chunk in self.chunks[category])
             check_space(self.ctx.folder.path / "references", size)
             for index, chunk in enumerate(self.chunks[category]):
@@ -203,7 +219,7 @@ class JointMeter:
                 self._references[category, index] = _on_disk(made, self.ctx.folder.path)
         return self._session
 
-    def _hold(self, session: Session, types: Mapping[str, str]) -> None:
+    def _hold(self, session: Session, types: Mapping[str, str], imatrix: str) -> None:
         """Bring the session to a layout by changing only what differs from the last one."""
         wanted = {
             n: types[n]
@@ -214,9 +230,9 @@ class JointMeter:
             session.restore(name)
             del self._held[name]
         for name, kind in wanted.items():
-            if self._held.get(name) != kind:
-                session.set_tensor(name, kind, self.packer.pack(name, kind))
-                self._held[name] = kind
+            if self._held.get(name) != (kind, imatrix):
+                session.set_tensor(name, kind, self.packers[imatrix].pack(name, kind))
+                self._held[name] = kind, imatrix
 
     def _append(self, row: list[object]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

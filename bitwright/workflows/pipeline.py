@@ -16,11 +16,14 @@ from bitwright.corpora.records import Chunk, Corpus
 from bitwright.corpora.store import corpus_sha256
 from bitwright.engine.atomic import write_atomic
 from bitwright.engine.imatrix import Imatrix
+from bitwright.engine.imatrix_file import write_imatrix
 from bitwright.engine.quantized_file import Provenance, predict_size
-from bitwright.eval.divergence import Candidate
-from bitwright.eval.scores import Comparison, compare
-from bitwright.eval.suite import load_suite
+from bitwright.eval.divergence import Candidate, ScoreTable
+from bitwright.eval.scores import Comparison, compare, kld_ratio
+from bitwright.eval.suite import DivergenceSuite, load_suite
+from bitwright.report.wording import ratio_text
 from bitwright.workflows.context import RunContext
+from bitwright.workflows.mixes import TASK
 from bitwright.workflows.preflight import Plan
 from bitwright.workflows.result import FileEntry, build_result
 from bitwright.workflows.run_folder import key_of
@@ -40,7 +43,7 @@ from bitwright.workflows.stage_mix import choose_mix
 from bitwright.workflows.stage_quantize import WrittenFile, provenance, write_model
 from bitwright.workflows.stage_report import command_of, describe_run, write_report
 
-OURS = "ours-task"
+OURS = "ours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +64,22 @@ def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
     corpora, _ = build_corpora(ctx)
     collected, collected_key = collect_imatrices(ctx, corpora)
     mix = choose_mix(ctx, plan, corpora, collected, collected_key, suite)
-    imatrices, imatrix_key = mix.imatrices, mix.key
     damage_map, damage_key = measure_damage(
-        ctx, corpora, imatrices["task"], imatrix_key, plan.budget_bytes
+        ctx, corpora, mix.imatrices["task"], mix.key, plan.budget_bytes
     )
-    allocation = allocate(ctx, plan, corpora, damage_map, imatrices["task"], imatrix_key, suite)
+    allocation = allocate(ctx, plan, corpora, damage_map, mix, suite)
+    imatrices = {**mix.imatrices, **allocation.mixes}
     entries = report_entries(ctx, plan, allocation)
     scored = score_report(ctx, corpora, entries, imatrices)
     baseline = stock_label(ctx.spec.baseline, "task")
-    comparison = compare(scored.table, OURS, baseline, ctx.spec.target, suite)
+    ours = f"{OURS}-{allocation.imatrix}"
+    comparison = compare(scored.table, ours, baseline, ctx.spec.target, suite)
     chosen, verdict = decide(plan, ctx.spec, allocation, comparison)
     if allocation.reason:
         ctx.reporter.note(allocation.reason)
     entry = next(entry for entry in entries if entry.label == chosen)
     recipe = recipe_sha256(ctx, corpora, damage_key)
-    written, name = write_chosen(ctx, plan, entry, imatrices["task"], recipe, corpora)
+    written, name = write_chosen(ctx, plan, entry, imatrices[entry.imatrix], recipe, corpora)
     entries = [with_written(entry, chosen, written) for entry in entries]
     result = build_result(
         ctx.model,
@@ -96,6 +100,8 @@ def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
         result["not_measured"] = damage_map.notes[0]
     if mix.record is not None:
         result["imatrix_mix"] = dict(mix.record)
+    if allocation.imatrix != TASK:
+        result["study_mix"] = study_mix(ctx, allocation, scored.table, suite)
     result["price"] = kept_prices(allocation.prices, comparison)
     described = describe_run(
         ctx, {entry.label: entry.types for entry in entries}, {chosen: name}, recipe
@@ -108,7 +114,10 @@ def run_pipeline(ctx: RunContext, plan: Plan, model_name: str) -> RunResult:
 
 
 def report_entries(ctx: RunContext, plan: Plan, allocation: Allocation) -> list[FileEntry]:
-    """What is scored at the end: stock and ours, each with both imatrices, and the rivals."""
+    """What is scored at the end: stock and ours, each with both imatrices, and the rivals.
+
+    Also with the imatrix that a study chose, where that is a third.
+    """
     spec = ctx.spec
     entries = [
         FileEntry(
@@ -123,9 +132,41 @@ def report_entries(ctx: RunContext, plan: Plan, allocation: Allocation) -> list[
     ours = allocation.candidates[allocation.ours]
     for control, found in allocation.controls(spec.target).items():
         entries.append(FileEntry(f"{control}-task", control, "task", found.size_bytes, found.types))
-    for imatrix in ("general", "task"):
-        entries.append(FileEntry(f"ours-{imatrix}", "ours", imatrix, ours.size_bytes, ours.types))
+    names = ["general", TASK]
+    if ours.imatrix not in names:
+        names.append(ours.imatrix)
+        ftype = spec.baseline
+        label = stock_label(ftype, ours.imatrix)
+        size, types = plan.stock_bytes[ftype], plan.stock[ftype]
+        entries.append(FileEntry(label, ftype, ours.imatrix, size, types))
+    for imatrix in names:
+        label = f"{OURS}-{imatrix}"
+        entries.append(FileEntry(label, OURS, imatrix, ours.size_bytes, ours.types))
     return entries
+
+
+def study_mix(
+    ctx: RunContext, allocation: Allocation, table: ScoreTable, suite: DivergenceSuite
+) -> dict[str, Any]:
+    """The imatrix that a study chose in place of the task imatrix, kept as a file, and its part.
+
+    ``over_task``: target KLD with it / with the task imatrix, for ours and for the baseline.
+    """
+    name, target = allocation.imatrix, ctx.spec.target
+    path = ctx.folder.file("imatrix", f"{name}.gguf")
+    write_imatrix(allocation.mixes[name], path)
+    over = {
+        label: kld_ratio(table, f"{label}-{name}", f"{label}-{TASK}", target, suite).as_dict()
+        for label in (OURS, f"stock-{ctx.spec.baseline}")
+    }
+    shown = " and ".join(f"{ratio_text(ratio)} with {label}" for label, ratio in over.items())
+    return {
+        "imatrix": name,
+        "file": f"imatrix/{path.name}",
+        "over_task": over,
+        "sentence": f"{allocation.candidates[allocation.ours].how}: {shown} of the {target} KLD"
+        " with the declared one",
+    }
 
 
 def score_report(
@@ -209,7 +250,7 @@ def write_chosen(
     layout = layout_sha256(Layout(types))
     origin: Provenance | None = provenance(ctx, plan.budget_bytes, recipe=recipe, layout=layout)
     predicted = predict_size(ctx.model, types, origin, keep_split=split)
-    if entry.layout != "ours":
+    if entry.layout != OURS:
         named = HonestName(entry.layout, "llama.cpp's own layout of that name")
         ftype = entry.layout
         if predicted > plan.budget_bytes:
@@ -228,6 +269,7 @@ def write_chosen(
         ftype=ftype,
         keep_split=split,
         predicted_bytes=predicted,
+        imatrix_name=entry.imatrix,
     )
     return written, f"{named.name}: {named.reason}"
 

@@ -72,12 +72,15 @@ class StudySettings(_Strict):
 
     ``storage``: empty for a journal file in the run folder, or an Optuna RDB URL. ``pareto``: look
     for the front of target KLD, worst off-target ratio and bytes; it proposes no layout of its own.
+    ``imatrix_shares``: shares of the target in the imatrix to try beside the declared mix; each is
+    packed anew. Empty: the mix stays as declared.
     """
 
     trials: Annotated[int, Field(ge=0, le=100_000)] = 0
     minutes: Annotated[float, Field(ge=0, le=100_000, allow_inf_nan=False)] = 0.0
     storage: str = ""
     pareto: bool = False
+    imatrix_shares: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.25, 0.5, 0.75, 1.0)
 
 
 class AllocateSettings(_Strict):

@@ -30,6 +30,7 @@ from bitwright.eval.statistics import Interval
 from bitwright.eval.suite import DivergenceSuite
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.joint_meter import JointMeter
+from bitwright.workflows.mixes import ChosenMix, make_mixes
 from bitwright.workflows.preflight import Plan, make_options
 from bitwright.workflows.stage_damage import Errors, make_packer, measure_errors
 from bitwright.workflows.stage_evaluate import Chunks, record_scores, score_on, split_chunks
@@ -44,7 +45,7 @@ class Allocation:
 
     measured: label → category → mean KLD in nats. ``ours`` is our best candidate;
     ``keep_stock`` says that it measured no better than upstream's layout, or broke a price, and
-    ``reason`` why. prices: off-target category → ε.
+    ``reason`` why. prices: off-target category → ε. mixes: the imatrices that candidates name.
     """
 
     candidates: Mapping[str, CandidateLayout]
@@ -54,6 +55,12 @@ class Allocation:
     errors: Errors
     reason: str = ""
     prices: Mapping[str, float] = field(default_factory=dict)
+    mixes: Mapping[str, Imatrix] = field(default_factory=dict)
+
+    @property
+    def imatrix(self) -> str:
+        """The name of the imatrix that our best candidate is packed with."""
+        return self.candidates[self.ours].imatrix
 
     def controls(self, target: str) -> dict[str, CandidateLayout]:
         """The simpler layouts that ours is reported against: the role rule that measured best on
@@ -78,17 +85,17 @@ def allocate(
     plan: Plan,
     corpora: Mapping[str, Corpus],
     damage_map: DamageMap,
-    imatrix: Imatrix,
-    imatrix_key: str,
+    mix: ChosenMix,
     suite: DivergenceSuite,
 ) -> Allocation:
     """Propose layouts within the budget, search on from what they measure, choose."""
+    imatrix = mix.imatrices["task"]
     measured = frozenset(damage_map.rows["tensor"])
     options = make_options(ctx, plan.budget_bytes, imatrix=imatrix, measured=measured)
     options.require_feasible(plan.budget_bytes)
     for note in (*options.notes, *options.freedom_notes(plan.budget_bytes)):
         ctx.reporter.note(note)
-    errors = measure_errors(ctx, imatrix, imatrix_key, types_to_pack(damage_map, options.offered))
+    errors = measure_errors(ctx, imatrix, mix.key, types_to_pack(damage_map, options.offered))
     tables = {e: price_types(damage_map, errors, options.offered, exponent=e) for e in EXPONENTS}
     terms = make_terms(ctx, plan, tables[1.0])
     pooled_map, pooling = pool(damage_map)
@@ -101,11 +108,13 @@ def allocate(
     )
     stock = stock_candidate(plan, ctx.spec.baseline, tables[1.0])
     chunks = split_chunks(ctx, corpora, "select")
-    with JointMeter(ctx, chunks, imatrix, suite) as meter:
-        task = Task(ctx, options, tables[1.0], terms, plan.budget_bytes, meter)
+    mixes = make_mixes(ctx, imatrix, mix.mix)
+    with JointMeter(ctx, chunks, mixes.imatrices, suite) as meter:
+        task = Task(ctx, options, tables[1.0], terms, plan.budget_bytes, meter, mixes)
         free = [c for c in proposed if not is_control(c.label)]
         found, record = search(task, free, [c for c in (*proposed, stock) if c not in free])
-    return _choose(ctx, chunks, (*proposed, *found, stock), imatrix, suite, errors, record, terms)
+    candidates = (*proposed, *found, stock)
+    return _choose(ctx, chunks, candidates, mixes.imatrices, suite, errors, record, terms)
 
 
 def make_terms(ctx: RunContext, plan: Plan, table: DamageTable) -> Terms:
@@ -146,15 +155,16 @@ def _choose(
     ctx: RunContext,
     chunks: Chunks,
     candidates: Sequence[CandidateLayout],
-    imatrix: Imatrix,
+    imatrices: Mapping[str, Imatrix],
     suite: DivergenceSuite,
     errors: Errors,
     record: dict[str, Any],
     terms: Terms,
 ) -> Allocation:
     """Score all candidates on every category, and take the best that keeps the prices."""
-    packer, key = make_packer(ctx, "task", imatrix), imatrix.sha256()
-    wanted = [Candidate(c.label, c.types, packer, key) for c in candidates]
+    used = {c.imatrix: imatrices[c.imatrix] for c in candidates}
+    packers = {name: (make_packer(ctx, name, one), one.sha256()) for name, one in used.items()}
+    wanted = [Candidate(c.label, c.types, *packers[c.imatrix]) for c in candidates]
     scored = score_on(ctx, "select", wanted, chunks, ctx.options)
     measured: dict[str, dict[str, float]] = {}
     for candidate in candidates:
@@ -186,12 +196,15 @@ def _choose(
             "predicted": {c.label: dict(c.predicted) for c in candidates},
             "size_bytes": {c.label: c.size_bytes for c in candidates},
             "how": {c.label: c.how for c in candidates},
+            "imatrix": {c.label: c.imatrix for c in candidates},
             "layouts": layouts,
             "search": record,
         },
     )
     found = {c.label: c for c in candidates}
-    return Allocation(found, measured, best, bool(reason), errors, reason, dict(terms.prices))
+    return Allocation(
+        found, measured, best, bool(reason), errors, reason, dict(terms.prices), imatrices
+    )
 
 
 def may_be_chosen(label: str, terms: Terms) -> bool:

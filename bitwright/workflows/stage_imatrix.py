@@ -11,7 +11,7 @@ from typing import Any
 
 from bitwright.corpora.records import Chunk, Corpus
 from bitwright.engine.imatrix import Imatrix
-from bitwright.engine.imatrix_collect import collect_imatrix
+from bitwright.engine.imatrix_collect import IMATRIX_VERSION, collect_imatrix
 from bitwright.engine.imatrix_coverage import coverage_notes
 from bitwright.engine.imatrix_file import read_imatrix, write_imatrix
 from bitwright.engine.imatrix_merge import merge_imatrices
@@ -49,10 +49,22 @@ def describe_mix(mix: Mix) -> str:
     return " + ".join(f"{100 * share / total:.3g} % {c}" for c, share in mix.items())
 
 
+def mixed_imatrix(ctx: RunContext, mix: Mix) -> Imatrix:
+    """The imatrix of a mix, from those of its categories in the run folder."""
+    folder = ctx.folder.path / "imatrix"
+    return merge_imatrices(
+        [(read_imatrix(folder / f"category-{c}.gguf"), part) for c, part in mix.items()]
+    )
+
+
 def _collect_categories(ctx: RunContext, chunks: Mapping[str, tuple[Chunk, ...]]) -> dict[str, str]:
     """Collect what the run folder does not hold yet; the key of each category's imatrix."""
     inputs = {
-        c: {"model": ctx.model.sha256(), "chunks": chunks_sha256(found)}
+        c: {
+            "model": ctx.model.sha256(),
+            "chunks": chunks_sha256(found),
+            "version": IMATRIX_VERSION,
+        }
         for c, found in chunks.items()
     }
     keys = {c: key_of("imatrix-category", given, ctx.engine_key()) for c, given in inputs.items()}
@@ -83,11 +95,7 @@ def _merge(ctx: RunContext, mixes: Mapping[str, Mix]) -> tuple[dict[str, Any], l
     result: dict[str, Any] = {}
     files: list[Path] = []
     for name, mix in mixes.items():
-        parts = [
-            (read_imatrix(ctx.folder.path / "imatrix" / f"category-{c}.gguf"), share)
-            for c, share in mix.items()
-        ]
-        result[name], written = _save(ctx, name, merge_imatrices(parts))
+        result[name], written = _save(ctx, name, mixed_imatrix(ctx, mix))
         files += written
     return result, files
 

@@ -5,43 +5,32 @@ split. The declared task mix stays unless another is better on the target by mor
 interval, and costs no other category more than its declared price over the general imatrix. All
 later stages, the baseline among them, then use the chosen mix as the task imatrix.
 
-The mix is no variable of the study of layouts: every trial of another mix packs the model anew, and
-on the demo model the best mix for ours is that of upstream's layout within the noise
-(benchmarks/imatrix_mix.py: ×1.009 [0.997, 1.026] for choosing it before).
+A study of layouts varies the mix too (see mixes.py), which packs the model anew for each. That it
+finds more is not to be expected: on the demo model the best mix for ours is that of upstream's
+layout within the noise (benchmarks/imatrix_mix.py: ×1.009 [0.997, 1.026] for choosing it before).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bitwright.allocator.terms import off_target_prices
 from bitwright.corpora.records import Corpus
-from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.imatrix_file import read_imatrix, write_imatrix
-from bitwright.engine.imatrix_merge import merge_imatrices
 from bitwright.eval.divergence import Candidate, ScoreTable
 from bitwright.eval.scores import kld_ratio, mean_kld
 from bitwright.eval.suite import DivergenceSuite
 from bitwright.workflows.context import RunContext
+from bitwright.workflows.mixes import ChosenMix
 from bitwright.workflows.preflight import Plan
 from bitwright.workflows.run_folder import key_of
 from bitwright.workflows.spec import Mix
 from bitwright.workflows.stage_allocate import broken_prices
 from bitwright.workflows.stage_damage import make_packer
 from bitwright.workflows.stage_evaluate import score_on, split_chunks
-from bitwright.workflows.stage_imatrix import Imatrices, describe_mix
+from bitwright.workflows.stage_imatrix import Imatrices, describe_mix, mixed_imatrix
 
 GENERAL, DECLARED = "general", "task"
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenMix:
-    """The imatrices to go on with, their key, and what was measured (None without candidates)."""
-
-    imatrices: Imatrices
-    key: str
-    record: Mapping[str, Any] | None
 
 
 def choose_mix(
@@ -54,9 +43,12 @@ def choose_mix(
 ) -> ChosenMix:
     """The task imatrix as declared, or the candidate mix that measures better."""
     if not ctx.spec.imatrix.candidates:
-        return ChosenMix(imatrices, key, None)
+        return ChosenMix(imatrices, key, None, dict(ctx.spec.imatrix.task))
     mixes = named_mixes(ctx)
-    found = {name: _imatrix(ctx, imatrices, name, mix) for name, mix in mixes.items()}
+    found = {
+        name: imatrices[name] if name in imatrices else mixed_imatrix(ctx, mix)
+        for name, mix in mixes.items()
+    }
     layout = plan.stock[ctx.spec.baseline]
     candidates = [
         Candidate(name, layout, make_packer(ctx, DECLARED, one), one.sha256())
@@ -91,7 +83,8 @@ def choose_mix(
 
     ctx.folder.stage("mix", key_of("mix", inputs), compute, inputs=inputs)
     chosen = {**imatrices, DECLARED: read_imatrix(path)}
-    return ChosenMix(chosen, key_of("mix-imatrix", key, chosen[DECLARED].sha256()), record)
+    key = key_of("mix-imatrix", key, chosen[DECLARED].sha256())
+    return ChosenMix(chosen, key, record, mixes[best])
 
 
 def pick(
@@ -140,11 +133,3 @@ def mix_sentence(
         f" [{ratio['low']:.3f}, {ratio['high']:.3f}] of the KLD with"
         f" {describe_mix(mixes[ratio['over']])}"
     )
-
-
-def _imatrix(ctx: RunContext, imatrices: Imatrices, name: str, mix: Mix) -> Imatrix:
-    if name in imatrices:
-        return imatrices[name]
-    folder = ctx.folder.path / "imatrix"
-    parts = [(read_imatrix(folder / f"category-{c}.gguf"), share) for c, share in mix.items()]
-    return merge_imatrices(parts)

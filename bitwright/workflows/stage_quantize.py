@@ -10,6 +10,7 @@ from bitwright import __version__
 from bitwright.corpora.records import Chunk
 from bitwright.engine.imatrix import Imatrix
 from bitwright.engine.model_file import open_model
+from bitwright.engine.packing import Packer
 from bitwright.engine.quantized_file import Provenance, write_quantized
 from bitwright.engine.session import Session
 from bitwright.engine.upstream import FTYPES
@@ -68,6 +69,7 @@ def write_model(
     keep_split: bool,
     predicted_bytes: int,
     stage: str = "quantize",
+    imatrix_name: str = "task",
 ) -> WrittenFile:
     """The GGUF in the run folder: written, re-read, and its logits compared with the layout's.
 
@@ -87,7 +89,7 @@ def write_model(
     }
 
     def compute() -> tuple[dict[str, Any], list[Path]]:
-        packer = make_packer(ctx, "task", imatrix)
+        packer = make_packer(ctx, imatrix_name, imatrix)
         paths = write_quantized(
             ctx.model,
             layout,
@@ -105,7 +107,7 @@ def write_model(
                 f"{out.name} has {size} bytes, {predicted_bytes} were predicted: "
                 "this is a fault of bitwright, report it"
             )
-        _compare_logits(ctx, layout, imatrix, paths[0], chunk)
+        _compare_logits(ctx, layout, packer, paths[0], chunk)
         names = [path.name for path in paths]
         return {"files": names, "size_bytes": size, "sha256": _sha256(paths)}, list(paths)
 
@@ -125,14 +127,12 @@ def _sha256(paths: Sequence[Path]) -> str:
 
 
 def _compare_logits(
-    ctx: RunContext, layout: Mapping[str, str], imatrix: Imatrix, written: Path, chunk: Chunk
+    ctx: RunContext, layout: Mapping[str, str], packer: Packer, written: Path, chunk: Chunk
 ) -> None:
     options = report_options(ctx)
     file = open_model(written, allow_requantize=True)
     with Session(ctx.model, options) as session:
-        worst = verify_written(
-            session, layout, make_packer(ctx, "task", imatrix), file, chunk, options=options
-        )
+        worst = verify_written(session, layout, packer, file, chunk, options=options)
         exact = session.swap_mode == "real" and options.gpu_layers == 0
     if exact and worst != 0.0:
         raise EngineError(

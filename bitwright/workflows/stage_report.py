@@ -131,9 +131,9 @@ def load_extras(folder: RunFolder, result: Mapping[str, Any]) -> ReportExtras:
 
 
 def mix_notes(result: Mapping[str, Any]) -> list[str]:
-    """What choosing the imatrix's mix came to; nothing where none was chosen."""
-    mix = result.get("imatrix_mix")
-    return [] if not mix else [f"imatrix mix: {mix['sentence']}"]
+    """What choosing the imatrix's mix came to, before or in a study; nothing where none was."""
+    mixes = [result.get("imatrix_mix"), result.get("study_mix")]
+    return [f"imatrix mix: {mix['sentence']}" for mix in mixes if mix]
 
 
 def _stage_result(folder: RunFolder, stage: str) -> dict[str, Any]:

@@ -6,12 +6,11 @@ difference; what was measured once, in this run or before a kill, is never measu
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bitwright.allocator.candidates import CandidateLayout, make_candidate
 from bitwright.allocator.choices import single_groups, weighted_cost
-from bitwright.allocator.layout import Layout, layout_sha256
 from bitwright.allocator.option_set import OptionSet
 from bitwright.allocator.predictions import predict
 from bitwright.allocator.priors import find_prior, prior_table
@@ -31,16 +30,20 @@ from bitwright.allocator.swaps import swaps
 from bitwright.allocator.terms import Terms, solve_within
 from bitwright.damage.pricing import DamageTable
 from bitwright.workflows.context import RunContext
-from bitwright.workflows.joint_meter import Joint, JointMeter
+from bitwright.workflows.joint_meter import Joint, JointMeter, Stop
+from bitwright.workflows.mixes import TASK, Mixes
 from bitwright.workflows.run_folder import key_of
+from bitwright.workflows.stage_imatrix import describe_mix
 
 SIGMAS = 2.0
 LEARNED, STUDIED, SWAPPED = "learned", "study", "swapped"
 
+Measure = Callable[[Mapping[str, str], Params, ReportChunk], Measured]
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the search may do, and on which table."""
+    """What the search may do, on which table, and which imatrices it may pack with."""
 
     ctx: RunContext
     options: OptionSet
@@ -48,6 +51,7 @@ class Task:
     terms: Terms
     budget_bytes: int
     meter: JointMeter
+    mixes: Mixes
 
     def solve(self, steering: Steering, share: float = 1.0) -> dict[str, str]:
         """The layout that is best on the steered table, all terms kept on the plain one."""
@@ -60,21 +64,35 @@ class Task:
         found = solve_within(self.options, groups, cost, room, self.table, self.terms)
         return self.options.complete(found.types)
 
-    def candidate(self, label: str, types: Mapping[str, str], how: str) -> CandidateLayout:
+    def candidate(
+        self, label: str, types: Mapping[str, str], how: str, imatrix: str = TASK
+    ) -> CandidateLayout:
         """With its bytes and what the plain table predicts."""
-        return make_candidate(self.options, self.table, label, types, how)
+        made = make_candidate(self.options, self.table, label, types, how)
+        return replace(made, imatrix=imatrix)
 
-    def measure(self, types: Mapping[str, str]) -> Joint:
-        """On the target."""
-        found = self.meter.measure(types, self.ctx.spec.target)
+    def measure(
+        self, types: Mapping[str, str], imatrix: str = TASK, stop: Stop | None = None
+    ) -> Joint:
+        """On the target; ``stop`` as the meter has it."""
+        found = self.meter.measure(types, self.ctx.spec.target, stop, imatrix)
         assert found is not None  # an empty target is refused before
         return found
+
+    def mix_of(self, params: Params) -> str:
+        """The imatrix that a point of the study is measured with."""
+        return self.mixes.nearest(params["mix"]) if "mix" in params else TASK
 
 
 @dataclass(slots=True)
 class Best:
-    """The layout to beat, and all that were measured whole: (types, nats)."""
+    """The layout to beat, and all that were measured whole: (types, nats).
 
+    Those of another imatrix than the damage map's do not teach. ``seen``: what the meter files
+    them under.
+    """
+
+    meter: JointMeter
     candidate: CandidateLayout
     joint: Joint
     measured: list[tuple[Mapping[str, str], float]] = field(default_factory=list)
@@ -85,12 +103,13 @@ class Best:
         """Take the candidate if it is better by more than the noise; remember it either way."""
         difference, se = joint.less(self.joint)
         better = whole and difference < -SIGMAS * se
-        self.seen.add(layout_sha256(Layout(candidate.types)))
-        if whole:
+        self.seen.add(self.meter.identity(candidate.types, candidate.imatrix))
+        if whole and candidate.imatrix == TASK:
             self.measured.append((candidate.types, joint.mean))
         self.record.append(
             {
                 "label": candidate.label,
+                "imatrix": candidate.imatrix,
                 "nats": joint.mean,
                 "against_best": difference,
                 "se": se if se < float("inf") else None,
@@ -102,9 +121,9 @@ class Best:
             self.candidate, self.joint = candidate, joint
         return better
 
-    def knows(self, types: Mapping[str, str]) -> bool:
-        """Whether this layout was measured already."""
-        return layout_sha256(Layout(types)) in self.seen
+    def knows(self, types: Mapping[str, str], imatrix: str = TASK) -> bool:
+        """Whether this layout was measured already with this imatrix."""
+        return self.meter.identity(types, imatrix) in self.seen
 
 
 def search(
@@ -143,7 +162,7 @@ def _measure_first(
     """The layout to beat among those that are there already; all of them teach."""
     total, label = len(proposed) + len(others), proposed[0].label
     task.ctx.reporter.step(0, total, f"first layouts, {label}")
-    best = Best(proposed[0], task.measure(proposed[0].types))
+    best = Best(task.meter, proposed[0], task.measure(proposed[0].types))
     best.offer(proposed[0], best.joint)
     for done, one in enumerate((*proposed[1:], *others), 1):
         task.ctx.reporter.step(done, total, f"first layouts, {one.label}")
@@ -191,16 +210,17 @@ def _swap(task: Task, best: Best, fit: Fit) -> None:
     total, table = left, steered(task.table, fit.steering)
     while left:
         improved = False
-        base = best.candidate.types
+        base, imatrix = best.candidate.types, best.candidate.imatrix
         for one in swaps(task.options, table, base, task.budget_bytes, {target: 1.0}):
             types = {**base, **one.types}
-            if best.knows(types) or not keeps_prices(task, types):
+            if best.knows(types, imatrix) or not keeps_prices(task, types):
                 continue
             joint, whole = _measure_until_worse(task, best, types)
             left -= 1
             changed = ", ".join(f"{n} to {t}" for n, t in one.types.items())
             how = f"{best.candidate.how.partition(';')[0]}; then {changed}, measured better"
-            improved = best.offer(task.candidate(SWAPPED, types, how), joint, whole=whole)
+            candidate = task.candidate(SWAPPED, types, how, imatrix)
+            improved = best.offer(candidate, joint, whole=whole)
             task.ctx.reporter.step(total - left, total, f"best {best.joint.mean:.5f} nats")
             if improved or not left:
                 break
@@ -227,15 +247,15 @@ def _measure_until_worse(task: Task, best: Best, types: Mapping[str, str]) -> tu
         difference, se = joint.less(best.joint)
         return len(joint.kld) > 1 and difference > SIGMAS * se
 
-    found = task.meter.measure(types, task.ctx.spec.target, worse)
-    assert found is not None
+    found = task.measure(types, best.candidate.imatrix, worse)
     return found, task.meter.is_whole(found, task.ctx.spec.target)
 
 
 def _study(task: Task, best: Best, fit: Fit) -> dict[str, Any]:
     """The Optuna study; its best layout is offered, in Pareto mode only its front is recorded."""
     ctx, spec = task.ctx, task.ctx.spec
-    space = make_space(task.table, spec.target, pareto=spec.study.pareto)
+    declared = task.mixes.shares[TASK] if task.mixes.vary else None
+    space = make_space(task.table, spec.target, pareto=spec.study.pareto, mix=declared)
     neutral = {v.name: v.neutral for v in space}
     warm: list[Params] = [neutral, point_of(fit.steering, space)]
     warm += [{**neutral, "exponent": e} for e in (0.75, 1.25)]
@@ -243,6 +263,7 @@ def _study(task: Task, best: Best, fit: Fit) -> dict[str, Any]:
     if prior is not None and spec.target in prior.sensitivity:
         table = prior_table(prior, task.options)
         warm.append(point_of(steering_between(task.table, table, spec.target), space))
+    warm += [{**neutral, "mix": task.mixes.shares[name]} for name in task.mixes.others]
     path = ctx.folder.path / "select" / "study.log"
     settings = Settings(
         spec.study.trials,
@@ -284,22 +305,22 @@ def study_fingerprint(task: Task, variables: Sequence[str]) -> str:
         task.ctx.spec.seed,
         [dict(task.terms.baseline or {}), dict(task.terms.prices), task.terms.coherent],
         [list(table.types), table.nats.tobytes().hex()],
+        {name: one.sha256() for name, one in task.mixes.imatrices.items()},
         task.meter.key,
     )
 
 
-def _trial_measure(task: Task, best: Best) -> Callable[[Mapping[str, str], ReportChunk], Measured]:
+def _trial_measure(task: Task, best: Best) -> Measure:
     """Target KLD, stopped where the paired difference to the best is clear after a few chunks."""
     held = {"best": best.joint}
 
-    def measure(types: Mapping[str, str], report: ReportChunk) -> Measured:
+    def measure(types: Mapping[str, str], params: Params, report: ReportChunk) -> Measured:
         def stop(joint: Joint) -> bool:
             report(len(joint.kld), joint.mean)
             difference, se = joint.less(held["best"])
             return len(joint.kld) > 1 and difference > SIGMAS * se
 
-        joint = task.meter.measure(types, task.ctx.spec.target, stop)
-        assert joint is not None
+        joint = task.measure(types, task.mix_of(params), stop)
         whole = task.meter.is_whole(joint, task.ctx.spec.target)
         if whole and joint.mean < held["best"].mean:
             held["best"] = joint
@@ -308,19 +329,20 @@ def _trial_measure(task: Task, best: Best) -> Callable[[Mapping[str, str], Repor
     return measure
 
 
-def _front_measure(task: Task) -> Callable[[Mapping[str, str], ReportChunk], Measured]:
+def _front_measure(task: Task) -> Measure:
     """(target KLD, worst off-target ratio to the baseline, bytes)."""
     target, baseline = task.ctx.spec.target, task.terms.baseline
 
-    def measure(types: Mapping[str, str], report: ReportChunk) -> Measured:
-        ratios = [0.0]
+    def measure(types: Mapping[str, str], params: Params, report: ReportChunk) -> Measured:
+        ratios, imatrix = [0.0], task.mix_of(params)
         for category in task.meter.chunks:
             if category != target and baseline is not None:
-                own, base = (task.meter.measure(t, category) for t in (types, baseline))
+                own = task.meter.measure(types, category, imatrix=imatrix)
+                base = task.meter.measure(baseline, category)
                 if own is not None and base is not None and base.mean > 0:
                     ratios.append(own.mean / base.mean)
         size = float(task.options.layout_bytes(types))
-        return Measured((task.measure(types).mean, max(ratios), size))
+        return Measured((task.measure(types, imatrix).mean, max(ratios), size))
 
     return measure
 
@@ -329,11 +351,18 @@ def _offer_trials(task: Task, best: Best, found: StudyResult) -> None:
     """The best trial, under the same rule as all; each whole one also teaches the fit."""
     whole = [t for t in found.trials if not t.pruned]
     for trial in sorted(whole, key=lambda t: (t.values, t.number))[:1]:
+        imatrix = task.mix_of(trial.params)
         how = f"trial {trial.number} of a study of {len(found.trials)} trials, measured best"
-        candidate = task.candidate(STUDIED, trial.types, how)
-        if not best.knows(trial.types):
-            best.offer(candidate, task.measure(trial.types))
-    best.measured += [(t.types, t.values[0]) for t in whole if not best.knows(t.types)]
+        if imatrix != TASK:
+            how += f", with an imatrix of {describe_mix(task.mixes.parts[imatrix])}"
+        candidate = task.candidate(STUDIED, trial.types, how, imatrix)
+        if not best.knows(trial.types, imatrix):
+            best.offer(candidate, task.measure(trial.types, imatrix))
+    best.measured += [
+        (t.types, t.values[0])
+        for t in whole
+        if task.mix_of(t.params) == TASK and not best.knows(t.types)
+    ]
 
 
 def _study_record(found: StudyResult) -> dict[str, Any]:

@@ -37,7 +37,7 @@ CHILD = """
 import sys, time
 from bitwright.allocator.study import Measured, Settings, Variable, run_study
 SPACE = (Variable("a", -1, 1, 0), Variable("b", 0, 2, 1))
-def measure(types, report):
+def measure(types, params, report):
     a, b = float(types["a"]), float(types["b"])
     value = (a - 0.3) ** 2 + (b - 1.2) ** 2
     report(1, value)
@@ -56,7 +56,7 @@ def solve(params):
     return {name: repr(value) for name, value in params.items()}
 
 
-def measure(types, report):
+def measure(types, params, report):
     a, b = float(types["a"]), float(types["b"])
     value = (a - 0.3) ** 2 + (b - 1.2) ** 2
     report(1, value)
@@ -129,8 +129,8 @@ def test_another_space_is_another_study_that_starts_from_the_best(tmp_path):
     best = min((t for t in first.trials if not t.pruned), key=lambda t: t.values)
     wider = (*SPACE, Variable("c", 0, 1, 0.5))
 
-    def measure_only_known(types, report):
-        return measure(types, report)
+    def measure_only_known(types, params, report):
+        return measure(types, params, report)
 
     settings = Settings(3, 0.0, 7, str(path))
     second = run_study(settings, wider, "g" * 20, [], solve, measure_only_known)
@@ -142,7 +142,7 @@ def test_another_space_is_another_study_that_starts_from_the_best(tmp_path):
 
 
 def test_an_interrupted_trial_is_closed(tmp_path):
-    def interrupt(types, report):
+    def interrupt(types, params, report):
         raise KeyboardInterrupt
 
     settings = Settings(3, 0.0, 7, str(tmp_path / "s.log"))
@@ -155,7 +155,7 @@ def test_an_interrupted_trial_is_closed(tmp_path):
 
 
 def test_pareto_gives_a_front(tmp_path):
-    def two(types, report):
+    def two(types, params, report):
         a, b = float(types["a"]), float(types["b"])
         return Measured((a * a, (a - 0.5) ** 2 + b, b))
 
@@ -185,6 +185,9 @@ def test_the_space_has_5_to_15_variables_and_points_are_steerings(options):
     found = steering_of(neutral)
     assert all(v == 0 for v in found.roles.values())
     assert (found.slope, found.curve, found.exponent, found.general) == (0, 0, 1, 0)
+    mixed = make_space(table(options), "code", pareto=True, mix=0.7)
+    assert len(mixed) == len(space) + 2 <= 15
+    assert next(v for v in mixed if v.name == "mix") == Variable("mix", 0.0, 1.0, 0.7)
     point = point_of(Steering({"attn_q": 0.5}, slope=9.0), space)
     assert point["slope"] == 0.7  # held within the space
     assert point.keys() == neutral.keys()
@@ -207,8 +210,8 @@ class Lock:
     def __init__(self, path):
         self.path, self.held = path, None
 
-    def measure(self, types, report):
-        found = measure(types, report)
+    def measure(self, types, params, report):
+        found = measure(types, params, report)
         if self.held is None and found.values[0] > 0:
             self.hold()
             self.on_held()

@@ -2,13 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from bitwright.engine import lib
-from bitwright.engine.imatrix_collect import collect_imatrix, read_tensor, weight_name
+from bitwright.engine.imatrix_collect import (
+    collect_imatrix,
+    embedding_importance,
+    read_tensor,
+    weight_name,
+)
 from bitwright.engine.model_file import open_model
+from bitwright.engine.packing import to_float32
 from bitwright.engine.session import Session, SessionOptions
 from bitwright.errors import EngineError, InputError
 from tests.golden.make_golden import COLUMN_STEP, weights_sha256
@@ -38,7 +45,7 @@ def test_equals_llama_imatrix():
     assert weights_sha256(model) == GOLDEN["weights_sha256"], "demo model changed: make it again"
     chunks = [(np.array(chunk, np.int32), [0]) for chunk in GOLDEN["chunks"]]
     with Session(model, options()) as session:
-        imatrix = collect_imatrix(session, chunks, dataset="golden")
+        imatrix = collect_imatrix(session, chunks, dataset="golden", heads=False)
     assert imatrix.entries.keys() == GOLDEN["imatrix"].keys()
     for name, golden in GOLDEN["imatrix"].items():
         entry = imatrix.entries[name]
@@ -66,15 +73,55 @@ def test_experts_are_counted_one_by_one(moe):
     assert (imatrix.importance("blk.0.ffn_up_exps.weight")[3] == 1).all()
 
 
-def test_tied_embedding_and_output_are_left_out(moe, tmp_path):
-    untied = open_model(tiny_gguf(tmp_path / "u.gguf", tied=False, n_layer=1))
+@pytest.fixture
+def untied(tmp_path):
+    return open_model(tiny_gguf(tmp_path / "u.gguf", tied=False, n_layer=1))
+
+
+def collected(model, **given):
+    with Session(model, options()) as session:
+        return collect_imatrix(session, [(batch(0, 32), [0])], dataset="x", **given)
+
+
+def test_embedding_and_output_can_be_left_out_as_llama_imatrix_does(moe, untied):
     for model in (moe, untied):
-        with Session(model, options()) as session:
-            imatrix = collect_imatrix(session, [(batch(0, 32), [0])], dataset="x")
-        assert all(name.startswith("blk.") for name in imatrix.entries)
+        assert all(name.startswith("blk.") for name in collected(model, heads=False).entries)
+
+
+def test_the_output_is_a_product_as_any_other(untied):
+    found = collected(untied)
+    body = collected(untied, heads=False)
+    assert set(found.entries) - set(body.entries) == {"output.weight", "token_embd.weight"}
+    entry = found.entries["output.weight"]
+    assert entry.counts.tolist() == [32]
     with Session(untied, options()) as session:
-        more = collect_imatrix(session, [(batch(0, 32), [0])], dataset="x", process_output=True)
-    assert set(more.entries) - set(imatrix.entries) == {"output.weight"}
+        logits = np.array(session.logits(batch(0, 32), [0], np.arange(32)), np.float64)
+    info = untied.tensor("output.weight")
+    weights = to_float32(untied.raw(info.name), info.type, info.n_elements).astype(np.float64)
+    # What goes into the product, found back from what comes out of it.
+    inputs = np.linalg.lstsq(weights.reshape(info.n_rows, -1), logits.T, rcond=None)[0]
+    np.testing.assert_allclose(entry.sums[0], np.square(inputs).sum(axis=1), rtol=0.02)
+
+
+def test_an_embeddings_columns_weigh_what_the_first_norm_makes_of_them(untied):
+    norm = untied.tensor("blk.0.attn_norm.weight")
+    values = to_float32(untied.raw(norm.name), norm.type, norm.n_elements)
+    found = collected(untied).importance("token_embd.weight")[0]
+    np.testing.assert_allclose(found, np.maximum(values**2, 1e-3 * np.mean(values**2)), rtol=1e-5)
+    assert found.min() > 0
+
+
+def test_a_tied_embedding_counts_as_the_output_that_it_is(tmp_path):
+    tied = open_model(tiny_gguf(tmp_path / "t.gguf", tied=True, n_layer=1))
+    entry = collected(tied).entries["token_embd.weight"]
+    assert entry.counts.tolist() == [32]
+    assert embedding_importance(tied) is not None  # would have been given to an untied one
+    assert not np.allclose(entry.sums[0] / 32, embedding_importance(tied))
+
+
+def test_no_first_norm_no_importance_of_the_embedding(untied):
+    left = {n: t for n, t in untied.by_name.items() if n != "blk.0.attn_norm.weight"}
+    assert embedding_importance(SimpleNamespace(by_name=left)) is None
 
 
 def test_batches_add_up_and_progress_is_told(moe):

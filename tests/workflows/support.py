@@ -32,7 +32,7 @@ task = {{ code = 0.7, general = 0.3 }}
 [chunks]
 calibrate = 2
 probe = 1
-select = 5
+select = 8
 report = 4
 
 [search]

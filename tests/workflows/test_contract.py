@@ -140,7 +140,7 @@ def test_inspect_of_the_run_folder_and_its_files(finished: Finished):
     assert facts["provenance"]["bitwright.target"] == "code"
     assert facts["tied_embeddings"] is True
     facts = bitwright("inspect", finished.folder / "imatrix" / "task.gguf", "--json").json
-    assert (facts["kind"], facts["entries"]) == ("imatrix", 7)
+    assert (facts["kind"], facts["entries"]) == ("imatrix", 8)
     facts = bitwright("inspect", finished.folder / "layout.txt", "--json").json
     assert (facts["kind"], facts["rules"]) == ("layout", 8)
     for path in (finished.folder, gguf, finished.folder / "layout.txt"):

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from bitwright.engine.imatrix_file import read_imatrix
+from bitwright.engine.model_file import open_model
+from bitwright.engine.packing import Packer
 from bitwright.eval.divergence import ScoreTable
 from bitwright.eval.suite import load_suite
+from bitwright.workflows import pipeline, stage_allocate
+from bitwright.workflows.joint_meter import Joint, JointMeter
 from bitwright.workflows.stage_mix import mix_sentence, pick
 from tests.eval.synthetic import table
 from tests.workflows.conftest import Finished
@@ -97,3 +101,48 @@ def test_an_unknown_category_in_a_candidate_is_named(finished: Finished, tmp_pat
     ran = bitwright("run", path, "--model", finished.model, "--out", tmp_path / "run")
     assert ran.code == 1
     assert "imatrix.candidates.0 names the category 'poetry'" in ran.err
+
+
+def test_the_imatrix_of_a_studys_choice_is_used_reported_and_kept(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder = tmp_path / "studied.toml", tmp_path / "run"
+    study = "[study]\ntrials = 8\nimatrix_shares = [0.0]\n"
+    path.write_text(finished.workflow.read_text() + study)
+    # Which mix is better on a random model is chance: here the other one is.
+    real = JointMeter.measure
+
+    def measure(self, types, category, stop=None, imatrix=None):  # type: ignore[no-untyped-def]
+        found = real(self, types, category, None, imatrix)
+        return Joint(found.kld * (0.5 if imatrix == "mix-0" else 1.0), found.tokens)
+
+    monkeypatch.setattr(JointMeter, "measure", measure)
+    monkeypatch.setattr(stage_allocate, "choose_best", lambda *_: "study")
+    monkeypatch.setattr(stage_allocate, "reason_to_keep_stock", lambda *_: "")
+    monkeypatch.setattr(pipeline, "decide", lambda _p, _s, _a, compared: (compared.label, "better"))
+    arguments = ("run", path, "--model", finished.model, "--out", folder, "--json")
+    ran = bitwright(*arguments)
+    assert ran.code == 0, ran.err
+    assert ran.json["chosen"] == "ours-mix-0"
+    assert ran.json["baseline"] == "stock-Q3_K_S-task"
+    files = {entry["label"]: entry for entry in ran.json["files"]}
+    assert files["stock-Q3_K_S-mix-0"]["imatrix"] == files["ours-mix-0"]["imatrix"] == "mix-0"
+    assert {"ours-task", "ours-general", "stock-Q3_K_S-general"} < files.keys()
+    record = ran.json["study_mix"]
+    kept = read_imatrix(folder / record["file"])
+    general = read_imatrix(folder / "imatrix" / "category-general.gguf")
+    assert kept.sha256() == general.sha256()
+    klds = {n: f["scores"]["code"]["kld_nats"] for n, f in files.items()}
+    over = record["over_task"]["ours"]["value"]
+    assert over == pytest.approx(klds["ours-mix-0"] / klds["ours-task"])
+    # The general imatrix is this mix: its files measure the same.
+    assert klds["ours-mix-0"] == klds["ours-general"] != klds["ours-task"]
+    assert "100 % general" in record["sentence"]
+    assert record["sentence"] in html.unescape((folder / "report.html").read_text())
+    # What was written is packed with it: the run compared its logits with the layout's; and by hand
+    written = open_model(Path(files["ours-mix-0"]["path"]), allow_requantize=True)
+    packer = Packer(open_model(finished.model), kept)
+    name = next(t.name for t in written.tensors if t.type in ("Q2_K", "Q3_K", "Q4_K"))
+    assert (np.array(written.raw(name)) == packer.pack(name, written.tensor(name).type)).all()
+    again = bitwright(*arguments)
+    assert again.json == ran.json

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from bitwright.eval.suite import load_suite
 from bitwright.workflows import stage_search
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.joint_meter import Joint, JointMeter, _load
+from bitwright.workflows.mixes import Mixes, make_mixes, other_mixes, share_of
 from bitwright.workflows.preflight import make_options, make_plan
 from bitwright.workflows.progress import Silent
 from bitwright.workflows.run_folder import NotDone, RunFolder
@@ -43,8 +45,14 @@ BOTH = ("code", "general")
 def ctx(finished: Finished, tmp_path: Path) -> RunContext:
     spec, name = load_workflow(finished.workflow)
     options = SessionOptions(threads=1, n_ctx=spec.engine.n_ctx, working_type="file")
-    folder = RunFolder.open(tmp_path / "run")
+    folder = folder_of(finished, tmp_path / "run")
     return RunContext(spec, name, open_model(finished.model), folder, options, Silent())
+
+
+def folder_of(finished: Finished, path: Path) -> RunFolder:
+    """A new run folder with the imatrices of the finished run."""
+    shutil.copytree(finished.folder / "imatrix", path / "imatrix", dirs_exist_ok=True)
+    return RunFolder.open(path)
 
 
 def select_chunks(finished: Finished):
@@ -53,8 +61,13 @@ def select_chunks(finished: Finished):
 
 
 def meter_of(ctx: RunContext, finished: Finished, **room: int) -> JointMeter:
-    imatrix = read_imatrix(finished.folder / "imatrix" / "task.gguf")
-    return JointMeter(ctx, select_chunks(finished), imatrix, load_suite(), **room)
+    mixes = mixes_of(ctx, finished)
+    return JointMeter(ctx, select_chunks(finished), mixes.imatrices, load_suite(), **room)
+
+
+def mixes_of(ctx: RunContext, finished: Finished) -> Mixes:
+    task = read_imatrix(finished.folder / "imatrix" / "task.gguf")
+    return make_mixes(ctx, task, ctx.spec.imatrix.task)
 
 
 def task_of(ctx: RunContext, finished: Finished, meter: JointMeter) -> tuple[Task, tuple]:
@@ -69,7 +82,8 @@ def task_of(ctx: RunContext, finished: Finished, meter: JointMeter) -> tuple[Tas
     table = price_types(mapped, errors, options.offered)
     terms = replace(make_terms(ctx, plan, table), prices={})
     proposed = propose(options, {1.0: table}, plan.budget_bytes, ctx.spec.target, terms)
-    return Task(ctx, options, table, terms, plan.budget_bytes, meter), proposed
+    mixes = mixes_of(ctx, finished)
+    return Task(ctx, options, table, terms, plan.budget_bytes, meter, mixes), proposed
 
 
 def all_at(ctx: RunContext, kind: str) -> dict[str, str]:
@@ -98,7 +112,9 @@ def test_the_meter_measures_what_the_layout_is_now(ctx, finished):
     with meter_of(ctx, finished) as meter:
         low = meter.measure(all_at(ctx, "Q2_K"), "code")
         high = meter.measure({"blk.0.attn_v.weight": "Q8_0"}, "code")
-    with meter_of(replace(ctx, folder=RunFolder.open(ctx.folder.path / "b")), finished) as meter:
+    with meter_of(
+        replace(ctx, folder=folder_of(finished, ctx.folder.path / "b")), finished
+    ) as meter:
         fresh = meter.measure({"blk.0.attn_v.weight": "Q8_0"}, "code")
     assert (fresh.kld == high.kld).all()
     assert high.mean < low.mean
@@ -116,6 +132,86 @@ def test_the_meter_finds_what_the_scores_of_the_run_found(ctx, finished):
                     found["measured"][label][category],
                 )
                 assert own == pytest.approx(scored, rel=1e-6), (label, category)
+
+
+def studied(ctx: RunContext, **given) -> RunContext:
+    """With a study in its workflow, and no rounds."""
+    study = StudySettings(trials=1, **given)
+    spec = ctx.spec.model_copy(update={"search": SearchSettings(), "study": study})
+    return replace(ctx, spec=spec)
+
+
+def test_mixes_vary_the_target_and_keep_the_rest_as_declared():
+    declared = {"code": 7.0, "chat": 1.0, "general": 2.0}
+    found = other_mixes(declared, {"general": 1.0}, "code", (0.0, 0.4, 0.7, 1.0))
+    assert list(found) == ["mix-0", "mix-40", "mix-100"]  # 70 % is the declared one
+    assert found["mix-0"] == pytest.approx({"chat": 1 / 3, "general": 2 / 3})
+    assert found["mix-40"] == pytest.approx({"code": 0.4, "chat": 0.2, "general": 0.4})
+    assert found["mix-100"] == {"code": 1.0}
+    pure = other_mixes({"code": 1.0}, {"general": 1.0}, "code", (0.25,))
+    assert pure == {"mix-25": {"code": 0.25, "general": 0.75}}
+    assert other_mixes({"code": 1.0}, {"code": 1.0}, "code", (0.25,)) == {}
+    assert share_of({"a": 3.0, "b": 1.0}, "a") == 0.75
+
+
+def test_a_study_has_the_mixes_that_its_workflow_names(ctx, finished):
+    assert not mixes_of(ctx, finished).vary  # no study
+    assert not mixes_of(studied(ctx, imatrix_shares=()), finished).vary
+    mixes = mixes_of(studied(ctx), finished)
+    assert list(mixes.imatrices) == ["task", "mix-25", "mix-50", "mix-75", "mix-100"]
+    assert [mixes.nearest(x) for x in (0.7, 0.74, 0.0, 0.9, 0.36)] == [
+        "task", "mix-75", "mix-25", "mix-100", "mix-25"
+    ]  # fmt: skip
+    whole = read_imatrix(ctx.folder.path / "imatrix" / "category-code.gguf")
+    assert mixes.imatrices["mix-100"].sha256() == whole.sha256()
+
+
+def test_a_layout_is_measured_with_the_imatrix_that_is_named(ctx, finished):
+    """And filed under it: neither mixed up in memory nor after a resume."""
+    here, types = studied(ctx, imatrix_shares=(0.0,)), all_at(ctx, "Q2_K")
+    with meter_of(here, finished) as meter:
+        task = meter.measure(types, "code")
+        other = meter.measure(types, "code", imatrix="mix-0")
+        again = meter.measure(types, "code")
+        assert (again.kld == task.kld).all()
+        assert (other.kld != task.kld).any()
+    with meter_of(here, finished) as meter:
+        assert (meter.measure(types, "code", imatrix="mix-0").kld == other.kld).all()
+        assert meter.measured == 0
+    general = read_imatrix(finished.folder / "imatrix" / "category-general.gguf")
+    fresh = replace(ctx, folder=folder_of(finished, ctx.folder.path / "b"))
+    alone = JointMeter(fresh, select_chunks(finished), {"task": general}, load_suite())
+    with alone as meter:
+        assert (meter.measure(types, "code").kld == other.kld).all()
+
+
+@pytest.mark.parametrize("better", ["mix-0", "mix-100", "task"])
+def test_a_study_takes_the_mix_that_measures_better(ctx, finished, monkeypatch, better):
+    """By the real solver and sampler; what a mix is worth is made plain by scaling it."""
+    here = studied(ctx, imatrix_shares=(0.0, 1.0))
+    here = replace(
+        here,
+        spec=here.spec.model_copy(update={"study": here.spec.study.model_copy(
+            update={"trials": 8})}),
+    )  # fmt: skip
+    real = JointMeter.measure
+
+    def measure(self, types, category, stop=None, imatrix=None):  # type: ignore[no-untyped-def]
+        found = real(self, types, category, None, imatrix)
+        return Joint(found.kld * (0.5 if (imatrix or "task") == better else 1.0), found.tokens)
+
+    monkeypatch.setattr(JointMeter, "measure", measure)
+    with meter_of(here, finished) as meter:
+        task, proposed = task_of(here, finished, meter)
+        found, record = search(task, proposed[:1], ())
+        tried = {task.mix_of(t["params"]) for t in record["study"]["trials"]}
+    assert tried == {"task", "mix-0", "mix-100"}
+    chosen = (*found, proposed[0])[0]
+    assert chosen.imatrix == better
+    if better != "task":
+        assert {"mix-0": "100 % general", "mix-100": "100 % code"}[better] in chosen.how
+    # Another imatrix's measurements say nothing of this table.
+    assert record["measured"][0]["imatrix"] == "task"
 
 
 def test_a_read_only_folder_is_not_measured_in(ctx, finished):
@@ -137,7 +233,9 @@ def test_a_category_that_is_measured_later_has_the_originals_reference(ctx, fini
         meter.measure(all_at(ctx, "Q2_K"), "code")  # from here on the weights are another layout's
         later = meter.measure(all_at(ctx, "Q2_K"), "general")
         assert not list(ctx.folder.path.glob("tmp*")), "the references' files have no name"
-    with meter_of(replace(ctx, folder=RunFolder.open(ctx.folder.path / "b")), finished) as meter:
+    with meter_of(
+        replace(ctx, folder=folder_of(finished, ctx.folder.path / "b")), finished
+    ) as meter:
         first = meter.measure(all_at(ctx, "Q2_K"), "general")
     assert (later.kld == first.kld).all()
     assert first.mean > 0
@@ -204,7 +302,7 @@ def test_search_study_and_swaps_never_lose_and_resume_to_the_same(ctx, finished)
     )
     results = []
     for part in ("a", "a", "b"):  # 'a' twice: the second replays the first from its files
-        here = replace(ctx, spec=spec, folder=RunFolder.open(ctx.folder.path / part))
+        here = replace(ctx, spec=spec, folder=folder_of(finished, ctx.folder.path / part))
         with meter_of(here, finished) as meter:
             task, proposed = task_of(here, finished, meter)
             free = [c for c in proposed if c.label.startswith("target")]
@@ -256,7 +354,7 @@ def test_a_layout_replaces_the_best_only_beyond_the_noise(ctx, finished):
     tokens = np.full((1, 20), 10.0)
     rng = np.random.default_rng(1)
     base = rng.lognormal(0, 1, (1, 20))
-    best = Best(proposed[0], Joint(base, tokens))
+    best = Best(meter, proposed[0], Joint(base, tokens))
     noisy = base + rng.normal(0, 1, base.shape)
     noisy += (base.sum() - noisy.sum() - 0.5) / 20  # a little better, within the noise
     assert not best.offer(proposed[0], Joint(noisy, tokens))
