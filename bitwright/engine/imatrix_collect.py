@@ -5,7 +5,7 @@ MUL_MAT counts from 16 rows of F32 on and only for weights of blocks; a MUL_MAT_
 token once per expert it was routed to.
 
 llama-imatrix leaves the output and the token embedding out, as its layouts keep them large. Ours
-do not: at few bits they are packed much better with importance (README, "Embedding and output").
+do not: at few bits they are packed much better with importance (benchmarks/heads_imatrix.py).
 The output is a product as any other; a tied embedding counts as the output that it is. The rows of
 an untied embedding are looked up, nothing is multiplied with them: `embedding_importance`.
 """

@@ -6,8 +6,8 @@ interval, and costs no other category more than its declared price over the gene
 later stages, the baseline among them, then use the chosen mix as the task imatrix.
 
 A study of layouts varies the mix too (see mixes.py), which packs the model anew for each. That it
-finds more is not to be expected: on the demo model the best mix for ours is that of upstream's
-layout within the noise (benchmarks/imatrix_mix.py: ×1.009 [0.997, 1.026] for choosing it before).
+finds more is not to be expected: on the demo model the best of six mixes is the same for ours and
+for upstream's layout (benchmarks/imatrix_mix.py).
 """
 
 from collections.abc import Mapping, Sequence

@@ -14,7 +14,9 @@ from bitwright.allocator.steering import (
     steered,
     steering_between,
 )
+from bitwright.allocator.study import make_space
 from bitwright.allocator.swaps import swaps
+from bitwright.damage.pricing import DamageTable
 from bitwright.engine.model_file import open_model
 from bitwright.engine.tensors import role
 from tests.allocator.tables import middle, table
@@ -100,6 +102,18 @@ def test_a_fit_of_few_measurements_stays_near_one(options):
 
 def test_few_roles_have_a_variable_each(options):
     assert set(main_roles(table(options), "code")) == {role(n) for n in options.tensors}
+
+
+def test_embedding_and_output_have_a_variable_among_many_roles():
+    """Their factors are what a study says of their share of the budget."""
+    many = [f"blk.0.r{k}.weight" for k in range(12)]
+    tensors = (*many, "token_embd.weight", "output.weight")
+    nats = np.linspace(1.0, 0.1, len(tensors))[:, None, None]  # the two have least damage
+    measured = np.ones((len(tensors), 1), bool)
+    priced = DamageTable(tensors, ("Q2_K",), ("code",), nats, nats, measured)
+    found = main_roles(priced, "code")
+    assert found == (*(f"r{k}" for k in range(7)), "token_embd", "output", "other")
+    assert len(make_space(priced, "code", pareto=True, mix=0.5)) == 15
 
 
 def test_the_way_to_a_prior_is_by_role(options):

@@ -119,6 +119,24 @@ def test_a_tied_embedding_counts_as_the_output_that_it_is(tmp_path):
     assert not np.allclose(entry.sums[0] / 32, embedding_importance(tied))
 
 
+def test_no_column_of_an_embedding_counts_nothing():
+    """Packers divide by sums of importance; a column that the norm drops goes on beside it."""
+
+    def model(*norm):
+        values = np.array(norm, np.float32)
+        tensors = {
+            "blk.0.attn_norm.weight": SimpleNamespace(type="F32", n_elements=len(norm)),
+            "token_embd.weight": SimpleNamespace(n_per_row=3),
+        }
+        return SimpleNamespace(by_name=tensors, raw=lambda name: values.view(np.uint8))
+
+    found = embedding_importance(model(3.0, 0.0, -1.0))
+    assert found.tolist() == pytest.approx([9.0, 1e-3 * 10 / 3, 1.0])
+    assert embedding_importance(model(0.0, 0.0, 0.0)) is None
+    assert embedding_importance(model(1.0, float("nan"), 1.0)) is None
+    assert embedding_importance(model(1.0, 1.0)) is None  # of another width
+
+
 def test_no_first_norm_no_importance_of_the_embedding(untied):
     left = {n: t for n, t in untied.by_name.items() if n != "blk.0.attn_norm.weight"}
     assert embedding_importance(SimpleNamespace(by_name=left)) is None

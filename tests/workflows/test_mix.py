@@ -1,6 +1,7 @@
 """The imatrix's mix chosen by data: only beyond the noise, only within the prices, said aloud."""
 
 import html
+import json
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,10 @@ def test_the_imatrix_of_a_studys_choice_is_used_reported_and_kept(
     assert klds["ours-mix-0"] == klds["ours-general"] != klds["ours-task"]
     assert "100 % general" in record["sentence"]
     assert record["sentence"] in html.unescape((folder / "report.html").read_text())
+    # The choice was scored with it too: as the search measured it, but for the half above.
+    select = json.loads((folder / "select.json").read_text())["result"]
+    (studied,) = [one for one in select["search"]["measured"] if one["label"] == "study"]
+    assert select["measured"]["study"]["code"] == pytest.approx(2 * studied["nats"], rel=1e-6)
     # What was written is packed with it: the run compared its logits with the layout's; and by hand
     written = open_model(Path(files["ours-mix-0"]["path"]), allow_requantize=True)
     packer = Packer(open_model(finished.model), kept)

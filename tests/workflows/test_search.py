@@ -185,6 +185,33 @@ def test_a_layout_is_measured_with_the_imatrix_that_is_named(ctx, finished):
         assert (meter.measure(types, "code").kld == other.kld).all()
 
 
+def test_other_mixes_are_another_study(ctx, finished):
+    found = []
+    for shares in ((), (0.0,), (1.0,)):
+        here = studied(ctx, imatrix_shares=shares)
+        with meter_of(here, finished) as meter:
+            task, _ = task_of(here, finished, meter)
+            found.append(stage_search.study_fingerprint(task, ["mix"]))
+    assert len(set(found)) == 3
+
+
+def test_what_another_imatrix_measures_does_not_teach(ctx, finished):
+    here = studied(ctx, imatrix_shares=(0.0,))
+    with meter_of(here, finished) as meter:
+        task, proposed = task_of(here, finished, meter)
+        joint = task.measure(proposed[0].types)
+        best = Best(meter, proposed[0], joint)
+        assert best.offer(
+            replace(proposed[0], imatrix="mix-0"), Joint(joint.kld * 0.5, joint.tokens)
+        )
+        assert best.measured == []
+        assert best.candidate.imatrix == "mix-0"
+        assert best.knows(proposed[0].types, "mix-0")
+        assert not best.knows(proposed[0].types)
+        best.offer(proposed[0], joint)
+        assert len(best.measured) == 1
+
+
 @pytest.mark.parametrize("better", ["mix-0", "mix-100", "task"])
 def test_a_study_takes_the_mix_that_measures_better(ctx, finished, monkeypatch, better):
     """By the real solver and sampler; what a mix is worth is made plain by scaling it."""
