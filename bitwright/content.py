@@ -4,8 +4,9 @@ In a wheel they lie in ``bitwright/_content``; in a checkout, beside the package
 """
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -13,6 +14,9 @@ from bitwright.errors import ConfigError
 
 FOLDERS = ("corpora", "workflows", "eval", "allocator")
 M = TypeVar("M", bound=BaseModel)
+
+TOML_WORDS = {"valid tuple": "list", "valid dictionary": "table"}
+MOST_SHOWN = 60  # characters of a value in a message
 
 
 def content_dir(folder: str) -> Path:
@@ -74,5 +78,16 @@ def first_problem(error: ValidationError) -> str:
         return f"unknown key {where!r}: remove it, or check its spelling"
     if problem["type"] == "missing":
         return f"the key {where!r} is missing: add it"
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = in_toml_words(problem)
     return f"{where}: {message}" if where else message
+
+
+def in_toml_words(problem: Mapping[str, Any]) -> str:
+    """Pydantic's message in the words of a TOML file, with what was given where that is short."""
+    message, given = str(problem["msg"]), problem.get("input")
+    if message.startswith("Value error, "):  # our own, which say what was given
+        return message.removeprefix("Value error, ")
+    for python, toml in TOML_WORDS.items():
+        message = message.replace(python, toml)
+    plain = isinstance(given, bool | int | float | str)
+    return f"{message}, not {given!r}" if plain and len(repr(given)) <= MOST_SHOWN else message

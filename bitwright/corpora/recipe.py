@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bitwright.content import find_content
+from bitwright.content import find_content, in_toml_words
 from bitwright.corpora.records import SPLITS
 from bitwright.errors import ConfigError, InputError
 
@@ -184,7 +184,7 @@ def _sentence(error: ValidationError) -> str:
     parts = []
     for problem in error.errors():
         where = ".".join(str(part) for part in problem["loc"]) or "recipe"
-        parts.append(f"{where}: {problem['msg']}")
+        parts.append(f"{where}: {in_toml_words(problem)}")
     return "; ".join(parts)
 
 
