@@ -7,13 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bitwright.corpora.store import load_corpus
 from bitwright.engine.imatrix_file import read_imatrix
 from bitwright.engine.model_file import open_model
 from bitwright.engine.packing import Packer
+from bitwright.engine.session import SessionOptions
 from bitwright.eval.divergence import ScoreTable
 from bitwright.eval.suite import load_suite
-from bitwright.workflows import pipeline, stage_allocate
+from bitwright.workflows import pipeline, stage_allocate, stage_imatrix
+from bitwright.workflows.context import RunContext
 from bitwright.workflows.joint_meter import Joint, JointMeter
+from bitwright.workflows.progress import Silent
+from bitwright.workflows.run_folder import NotDone, RunFolder
+from bitwright.workflows.spec import load_workflow
+from bitwright.workflows.stage_imatrix import collect_imatrices
 from bitwright.workflows.stage_mix import mix_sentence, pick
 from tests.eval.synthetic import table
 from tests.workflows.conftest import Finished
@@ -151,3 +158,18 @@ def test_the_imatrix_of_a_studys_choice_is_used_reported_and_kept(
     assert (np.array(written.raw(name)) == packer.pack(name, written.tensor(name).type)).all()
     again = bitwright(*arguments)
     assert again.json == ran.json
+
+
+def test_an_imatrix_of_an_earlier_version_is_collected_anew(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, name = load_workflow(finished.workflow)
+    options = SessionOptions(threads=1, n_ctx=spec.engine.n_ctx, working_type="file")
+    folder = RunFolder(finished.folder, read_only=True)
+    ctx = RunContext(spec, name, open_model(finished.model), folder, options, Silent())
+    corpora = load_corpus(finished.folder / "corpus")
+    known, _ = collect_imatrices(ctx, corpora)
+    assert "token_embd.weight" in known["task"].entries
+    monkeypatch.setattr(stage_imatrix, "IMATRIX_VERSION", 1)
+    with pytest.raises(NotDone):
+        collect_imatrices(ctx, corpora)
