@@ -9,23 +9,17 @@ rows[].without, with      KLD of the target, nats
 rows[].difference, se     with - without, and its standard error over documents, paired
 """
 
-import argparse
 import json
 import sys
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from bitwright.engine.model_file import open_model
-from bitwright.engine.session import SessionOptions
+from benchmarks.in_folder import context, options
 from bitwright.engine.tensors import HEADS
 from bitwright.eval.suite import load_suite
 from bitwright.workflows.context import RunContext
 from bitwright.workflows.joint_meter import JointMeter
-from bitwright.workflows.output import Output
-from bitwright.workflows.run_folder import RunFolder
 from bitwright.workflows.spec import load_workflow
 from bitwright.workflows.stage_corpus import build_corpora
 from bitwright.workflows.stage_evaluate import split_chunks
@@ -65,25 +59,13 @@ def measure(ctx: RunContext, types: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("model")
-    parser.add_argument("--workflow", default="coding-q3_k_s")
+    parser = options(__doc__)
     parser.add_argument("--types", nargs="+", default=list(TYPES))
-    parser.add_argument("--json", action="store_true", help="one JSON line on stdout")
-    parser.add_argument("--out", type=Path, help="run folder to keep and to go on in")
-    parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
     started = time.monotonic()
     spec, name = load_workflow(args.workflow)
-    model = open_model(args.model)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = RunFolder.open(args.out or Path(scratch) / "run")
-        options = SessionOptions(
-            threads=args.threads, n_ctx=spec.engine.n_ctx, working_type=spec.engine.working_type
-        )
-        reporter = Output(json=True, quiet=False).reporter()
-        rows = measure(RunContext(spec, name, model, folder, options, reporter), tuple(args.types))
-        reporter.close()
+    with context(args, spec, name) as ctx:
+        rows, model = measure(ctx, tuple(args.types)), ctx.model.name
     for row in rows:
         se = "not known" if row["se"] is None else f"{row['se']:.5f}"
         print(
@@ -92,7 +74,7 @@ def main() -> None:
             file=sys.stderr,
         )
     if args.json:
-        facts = {"model": model.name, "elapsed_s": round(time.monotonic() - started, 1)}
+        facts = {"model": model, "elapsed_s": round(time.monotonic() - started, 1)}
         print(json.dumps({**facts, "rows": rows}, allow_nan=False))
 
 

@@ -13,29 +13,22 @@ layouts.LAYOUT.over_declared  KLD on report at best_share / at the declared mix,
 cost_of_choosing_before       KLD on report of ours at upstream's best share / at its own best share
 """
 
-import argparse
 import json
 import math
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.equal_bytes import layouts_at, prepare
+from benchmarks.in_folder import context, options
 from bitwright.engine.imatrix import Imatrix
-from bitwright.engine.imatrix_file import read_imatrix
-from bitwright.engine.imatrix_merge import merge_imatrices
-from bitwright.engine.model_file import open_model
-from bitwright.engine.session import SessionOptions
 from bitwright.eval.divergence import Candidate
 from bitwright.eval.scores import kld_ratio, mean_kld
 from bitwright.workflows.context import RunContext
-from bitwright.workflows.output import Output
-from bitwright.workflows.run_folder import RunFolder
 from bitwright.workflows.spec import SearchSettings, load_workflow
 from bitwright.workflows.stage_damage import make_packer
 from bitwright.workflows.stage_evaluate import score_on, split_chunks
+from bitwright.workflows.stage_imatrix import mixed_imatrix
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 DECLARED = "declared"
@@ -44,10 +37,7 @@ DECLARED = "declared"
 def mixed(ctx: RunContext, share: float) -> Imatrix:
     """The imatrix with this share of the target, from the run folder's imatrix per category."""
     parts = {ctx.spec.target: share, "general": 1 - share}
-    folder = ctx.folder.path / "imatrix"
-    return merge_imatrices(
-        [(read_imatrix(folder / f"category-{c}.gguf"), part) for c, part in parts.items() if part]
-    )
+    return mixed_imatrix(ctx, {c: part for c, part in parts.items() if part})
 
 
 def measure(ctx: RunContext, stock: str) -> dict[str, Any]:
@@ -87,31 +77,19 @@ def measure(ctx: RunContext, stock: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("model")
-    parser.add_argument("--workflow", default="coding-q3_k_s")
+    parser = options(__doc__)
     parser.add_argument("--stock", default="Q3_K_S")
-    parser.add_argument("--json", action="store_true", help="one JSON line on stdout")
-    parser.add_argument("--out", type=Path, help="run folder to keep and to go on in")
-    parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
     started = time.monotonic()
     spec, name = load_workflow(args.workflow)
     spec = spec.model_copy(update={"search": SearchSettings(rounds=0)})
-    model = open_model(args.model)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = RunFolder.open(args.out or Path(scratch) / "run")
-        options = SessionOptions(
-            threads=args.threads, n_ctx=spec.engine.n_ctx, working_type=spec.engine.working_type
-        )
-        reporter = Output(json=True, quiet=False).reporter()
-        found = measure(RunContext(spec, name, model, folder, options, reporter), args.stock)
-        reporter.close()
+    with context(args, spec, name) as ctx:
+        found, model = measure(ctx, args.stock), ctx.model.name
     for layout, one in found["layouts"].items():
         shown = ", ".join(f"{n}: {v:.5f}" for n, v in one["report"].items())
         print(f"{layout}: report {shown}; best on select {one['best_share']:g}", file=sys.stderr)
     if args.json:
-        facts = {"model": model.name, "elapsed_s": round(time.monotonic() - started, 1)}
+        facts = {"model": model, "elapsed_s": round(time.monotonic() - started, 1)}
         print(json.dumps({**facts, **found}, allow_nan=False))
 
 

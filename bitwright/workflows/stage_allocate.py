@@ -45,7 +45,7 @@ class Allocation:
 
     measured: label → category → mean KLD in nats. ``ours`` is our best candidate;
     ``keep_stock`` says that it measured no better than upstream's layout, or broke a price, and
-    ``reason`` why. prices: off-target category → ε. mixes: the imatrices that candidates name.
+    ``reason`` why. prices: off-target category → ε. mixes: the imatrices that candidates may name.
     """
 
     candidates: Mapping[str, CandidateLayout]

@@ -21,7 +21,7 @@ from bitwright.eval.divergence import Candidate, ScoreTable
 from bitwright.eval.scores import kld_ratio, mean_kld
 from bitwright.eval.suite import DivergenceSuite
 from bitwright.workflows.context import RunContext
-from bitwright.workflows.mixes import ChosenMix
+from bitwright.workflows.mixes import TASK, ChosenMix
 from bitwright.workflows.preflight import Plan
 from bitwright.workflows.run_folder import key_of
 from bitwright.workflows.spec import Mix
@@ -30,7 +30,7 @@ from bitwright.workflows.stage_damage import make_packer
 from bitwright.workflows.stage_evaluate import score_on, split_chunks
 from bitwright.workflows.stage_imatrix import Imatrices, describe_mix, mixed_imatrix
 
-GENERAL, DECLARED = "general", "task"
+GENERAL = "general"
 
 
 def choose_mix(
@@ -51,7 +51,7 @@ def choose_mix(
     }
     layout = plan.stock[ctx.spec.baseline]
     candidates = [
-        Candidate(name, layout, make_packer(ctx, DECLARED, one), one.sha256())
+        Candidate(name, layout, make_packer(ctx, TASK, one), one.sha256())
         for name, one in found.items()
     ]
     chunks = split_chunks(ctx, corpora, "select")
@@ -82,8 +82,8 @@ def choose_mix(
         return record, [path]
 
     ctx.folder.stage("mix", key_of("mix", inputs), compute, inputs=inputs)
-    chosen = {**imatrices, DECLARED: read_imatrix(path)}
-    key = key_of("mix-imatrix", key, chosen[DECLARED].sha256())
+    chosen = {**imatrices, TASK: read_imatrix(path)}
+    key = key_of("mix-imatrix", key, chosen[TASK].sha256())
     return ChosenMix(chosen, key, record, mixes[best])
 
 
@@ -110,7 +110,7 @@ def pick(
 def named_mixes(ctx: RunContext) -> dict[str, Mix]:
     """The declared mix, the general one, and the candidates by what they are."""
     spec = ctx.spec.imatrix
-    found = {DECLARED: dict(spec.task), GENERAL: dict(spec.general)}
+    found = {TASK: dict(spec.task), GENERAL: dict(spec.general)}
     for mix in spec.candidates:
         if dict(mix) not in found.values():
             found[describe_mix(mix)] = dict(mix)
@@ -122,7 +122,7 @@ def mix_sentence(
 ) -> str:
     """What was chosen and on what grounds."""
     tried = f"of {len(mixes)} imatrix mixes measured with upstream's layout"
-    if best == DECLARED:
+    if best == TASK:
         return (
             f"{tried}, none was shown to be better on {target} than the declared"
             f" {describe_mix(mixes[best])} within the prices"
